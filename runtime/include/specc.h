@@ -1,0 +1,106 @@
+/* specc runtime: load an artifact, decode with it. C99, no C++ type and no exception crosses this border.
+ *
+ * Threads: an artifact is immutable once loaded and may be shared by sessions on several threads; a session belongs to one
+ * thread at a time, except specc_session_cancel, which any thread may call. Sessions of one artifact share its thread pool
+ * and take turns per round.
+ *
+ * Memory: weights are mapped read-only and shared; a session allocates its state when opened and nothing in a round. */
+#ifndef SPECC_H
+#define SPECC_H
+#include <stddef.h>
+#include <stdint.h>
+#ifdef __cplusplus
+extern "C" {
+#endif
+#if defined(_WIN32)
+#define SPECC_API
+#else
+#define SPECC_API __attribute__((visibility("default")))
+#endif
+
+#define SPECC_INTERFACE_VERSION 1
+
+typedef struct specc_artifact specc_artifact;
+typedef struct specc_session specc_session;
+
+typedef enum specc_result {
+  SPECC_OK = 0,
+  SPECC_DONE = 1,      /* specc_session_next: generation has ended, see specc_session_finish_reason */
+  SPECC_CANCELLED = 2, /* specc_session_next: cancelled; the session may be used again */
+  SPECC_INVALID = 3,   /* an argument is wrong */
+  SPECC_ARTIFACT = 4,  /* the artifact is damaged, foreign, too new, or for another CPU */
+  SPECC_MEMORY = 5,
+  SPECC_RUNTIME = 6    /* the computation failed (a NaN, for one) */
+} specc_result;
+
+/* Compare with SPECC_INTERFACE_VERSION before any other call. */
+SPECC_API int32_t specc_interface_version(void);
+SPECC_API const char* specc_version(void);
+
+/* Text of this thread's last failure: "SPECC-E0503 what\n  where: ...\n  expected: ...\n  found: ...\n  cure: ...". Never NULL. */
+SPECC_API const char* specc_last_error(void);
+
+/* threads: 0 takes the number of physical cores available to this process. */
+SPECC_API specc_result specc_artifact_load(const char* path, int32_t threads, specc_artifact** out);
+SPECC_API void specc_artifact_free(specc_artifact*);
+/* The manifest as JSON text, owned by the artifact. */
+SPECC_API const char* specc_artifact_manifest(const specc_artifact*);
+
+/* Text <-> tokens. Two-call pattern: with ids == NULL or too small a capacity, *count receives the size needed.
+ * add_special != 0 adds what the model's tokenizer adds (BOS for many). parse_special != 0 turns the text of special
+ * tokens ("<|im_start|>") into their ids, as Hugging Face tokenizers do; 0 keeps it as plain text. */
+SPECC_API specc_result specc_tokenize(const specc_artifact*, const char* text, size_t bytes, int32_t add_special,
+                                      int32_t parse_special, int64_t* ids, size_t capacity, size_t* count);
+SPECC_API specc_result specc_detokenize(const specc_artifact*, const int64_t* ids, size_t count, int32_t skip_special,
+                                        char* text, size_t capacity, size_t* bytes);
+
+SPECC_API specc_result specc_session_open(specc_artifact*, specc_session**);
+SPECC_API void specc_session_close(specc_session*);
+
+/* Options by name, set before specc_session_append; unknown names and values out of range are refused.
+ *   max_tokens              int    >= 0, new tokens (default 128)
+ *   ignore_eos              int    0|1
+ *   num_speculative_tokens  int    -1 adaptive (default), or one of the artifact's K
+ *   seed                    int    noise of sampling (default 0)
+ *   temperature             float  >= 0; 0 is greedy (default)
+ *   draft_depth             int    -1 adaptive (default), or one of the artifact's depths */
+SPECC_API specc_result specc_session_set_int(specc_session*, const char* name, int64_t value);
+SPECC_API specc_result specc_session_set_float(specc_session*, const char* name, double value);
+/* Extra token ids that end generation (finish reason "stop"); the stop token is not returned. */
+SPECC_API specc_result specc_session_set_stop_tokens(specc_session*, const int64_t* ids, size_t count);
+/* A drafter of the caller: proposes up to `k` tokens that may follow the committed ids, returns how many it wrote.
+ * Overrides the artifact's own drafter where that runs on the host (none, ngram, suffix). For tests and research. */
+typedef size_t (*specc_drafter_fn)(void* user, const int64_t* committed, size_t count, size_t k, int64_t* draft);
+SPECC_API specc_result specc_session_set_drafter(specc_session*, specc_drafter_fn, void* user);
+
+/* Appends prompt tokens to the committed ones and clears the finish reason. Prefill happens here. */
+SPECC_API specc_result specc_session_append(specc_session*, const int64_t* ids, size_t count);
+/* Keeps the first `count` committed tokens. */
+SPECC_API specc_result specc_session_rewind(specc_session*, size_t count);
+/* One committed token per call; tokens of a round are buffered. */
+SPECC_API specc_result specc_session_next(specc_session*, int64_t* token);
+/* "", "stop" (EOS or stop token), "length" (max_tokens), "context" (the artifact's max_model_len is full). */
+SPECC_API const char* specc_session_finish_reason(const specc_session*);
+SPECC_API void specc_session_cancel(specc_session*);
+
+/* Statistics by name; reset by specc_session_append.
+ *   rounds, drafts (rounds with K > 0), draft_tokens, accepted_tokens, new_tokens, prefill_tokens   (counts)
+ *   prefill_s, decode_s, draft_s, round_s                                             (seconds)
+ *   k_current, depth_current, acceptance_ewma                                          */
+SPECC_API specc_result specc_session_stat(const specc_session*, const char* name, double* value);
+/* Drafts that reached block position `position` (0-based), and those of them that were accepted. */
+SPECC_API specc_result specc_session_stat_position(const specc_session*, size_t position, double* drafted, double* accepted);
+/* Rounds and seconds spent with each K of the artifact, for cost models. index runs over the manifest's K list. */
+SPECC_API specc_result specc_session_stat_k(const specc_session*, size_t index, double* rounds, double* seconds,
+                                            double* tokens);
+
+/* Runs one function of the plan by name on this session's state with explicit inputs, for tools and tests: `verify_4`, say.
+ * inputs: int64 data, one pointer per declared input in manifest order, with its element count. The first output is copied
+ * to `output` as float32 or int64 according to its dtype. */
+SPECC_API specc_result specc_session_run(specc_session*, const char* function, const int64_t* const* inputs,
+                                         const size_t* counts, size_t n_inputs, void* output, size_t capacity_bytes,
+                                         size_t* bytes);
+#ifdef __cplusplus
+}
+#endif
+#endif
