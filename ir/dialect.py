@@ -1,0 +1,197 @@
+"""The specc dialect: the few operations that ATen lacks, each with a fake and an eager reference implementation.
+
+Shapes: T rows, Hq/Hkv query/key-value heads, D head width, S cache positions, V vocabulary, K drafts.
+All positions are absolute. Reference implementations are plain and slow on purpose: backends are tested against them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+_library = torch.library.Library("specc", "DEF")
+
+
+def _op(schema: str, fake: Callable[..., object]) -> Callable[[Callable[..., object]], None]:
+    name = schema.split("(")[0]
+    _library.define(schema)
+    torch.library.register_fake(f"specc::{name}", fake, lib=_library)
+
+    def register(eager: Callable[..., object]) -> None:
+        _library.impl(name, eager, "CompositeExplicitAutograd")
+
+    return register
+
+
+def _scores(q: Tensor, k: Tensor, scale: float, softcap: float) -> Tensor:
+    """[H, T, S] scores of q [T, Hq, D] on k [Hkv, S, D]."""
+    k = k.repeat_interleave(q.shape[1] // k.shape[0], 0)
+    scores = torch.einsum("thd,hsd->hts", q, k) * scale
+    return softcap * torch.tanh(scores / softcap) if softcap > 0 else scores
+
+
+def _attend(scores: Tensor, v: Tensor, visible: Tensor, sinks: Tensor | None) -> Tensor:
+    """Softmax over visible positions and weighted sum; rows that are not visible are never read."""
+    scores = torch.where(visible, scores.float(), -math.inf)
+    if sinks is not None:
+        column = sinks.float().view(-1, 1, 1).expand(-1, scores.shape[1], 1)
+        scores = torch.cat([scores, column], -1)
+    weights = torch.softmax(scores, -1)
+    if sinks is not None:
+        weights = weights[..., :-1]
+    dead = ~visible.any(0)
+    v = torch.where(dead[None, :, None], 0.0, v).repeat_interleave(scores.shape[0] // v.shape[0], 0)
+    return torch.einsum("hts,hsd->thd", weights.to(v.dtype), v)
+
+
+def _visible(query: Tensor, key: Tensor, window: int) -> Tensor:
+    """[T, S]: causal, and within `window` positions if that is positive."""
+    gap = query[:, None] - key[None, :]
+    return (gap >= 0) & (gap < window) if window > 0 else gap >= 0
+
+
+@_op(
+    "attention(Tensor q, Tensor k, Tensor v, Tensor? sinks, float scale, int window, float softcap, "
+    "int layer) -> Tensor",
+    lambda q, k, v, sinks, scale, window, softcap, layer: q.new_empty(
+        q.shape[0], q.shape[2], q.shape[1], v.shape[3]
+    ),
+)
+def _attention(
+    q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, scale: float, window: int,
+    softcap: float, layer: int,
+) -> Tensor:  # fmt: skip
+    """Causal attention before there is state. q [1, Hq, T, D], k, v [1, Hkv, T, D] -> [1, T, Hq, Dv]."""
+    rows = torch.arange(q.shape[2], device=q.device)
+    scores = _scores(q[0].transpose(0, 1), k[0], scale, softcap)
+    return _attend(scores, v[0], _visible(rows, rows, window), sinks)[None]
+
+
+@_op(
+    "mask(int window, int chunk) -> Tensor",
+    lambda window, chunk: torch.empty((), dtype=torch.int64),
+)
+def _mask(window: int, chunk: int) -> Tensor:
+    """Stands for an attention mask while a model is traced; importers read its numbers, then drop it."""
+    return torch.tensor(window)
+
+
+@_op("masked_by(Tensor x, Tensor mask) -> Tensor", lambda x, mask: torch.empty_like(x))
+def _masked_by(x: Tensor, mask: Tensor) -> Tensor:
+    """x: [1, T, Hq, Dv] attention output. Says which mask the attention was asked to use; importers drop it."""
+    return x.clone()
+
+
+@_op("cache_write(Tensor(a!) cache, Tensor rows, Tensor positions) -> ()", lambda c, r, p: None)
+def _cache_write(cache: Tensor, rows: Tensor, positions: Tensor) -> None:
+    """cache [Hkv, S, D] at `positions` [T] := rows [T, Hkv, D]."""
+    cache.index_copy_(1, positions, rows.transpose(0, 1).contiguous())
+
+
+@_op(
+    "cached_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor positions, float scale, "
+    "int window, float softcap, Tensor? sinks) -> Tensor",
+    lambda q, k, v, positions, scale, window, softcap, sinks: q.new_empty(
+        q.shape[0], q.shape[1], v.shape[2]
+    ),
+)
+def _cached_attention(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, positions: Tensor, scale: float, window: int,
+    softcap: float, sinks: Tensor | None,
+) -> Tensor:  # fmt: skip
+    """q [T, Hq, D] on caches [Hkv, S, D]; row t sees cache rows up to positions[t] -> [T, Hq, Dv]."""
+    length = int(positions.max()) + 1
+    k, v = k_cache[:, :length], v_cache[:, :length]
+    visible = _visible(positions, torch.arange(length), window)
+    dead = ~visible.any(0)
+    k = torch.where(dead[None, :, None], 0.0, k)
+    return _attend(_scores(q, k, scale, softcap), v, visible, sinks)
+
+
+@_op(
+    "positions(Tensor start, int count, int offset) -> Tensor",
+    lambda start, count, offset: start.new_empty(count),
+)
+def _positions(start: Tensor, count: int, offset: int) -> Tensor:
+    """start [1] -> [count]: start + offset, start + offset + 1, ...; negatives become 0."""
+    return (start + offset + torch.arange(count)).clamp_min(0)
+
+
+@_op("row(Tensor x, Tensor index) -> Tensor", lambda x, index: x.new_empty(1, *x.shape[1:]))
+def _row(x: Tensor, index: Tensor) -> Tensor:
+    """x [T, ...], index [1] -> [1, ...]; the index is clamped to the rows."""
+    return x.index_select(0, index.clamp(0, x.shape[0] - 1))
+
+
+@_op(
+    "argmax(Tensor logits, int vocab_size) -> Tensor",
+    lambda logits, vocab_size: logits.new_empty(logits.shape[0], dtype=torch.int64),
+)
+def _argmax(logits: Tensor, vocab_size: int) -> Tensor:
+    """logits [T, V] -> [T] best id below vocab_size; the lowest id wins a tie."""
+    best = logits[:, :vocab_size].max(-1, keepdim=True).values
+    return (logits[:, :vocab_size] == best).to(torch.int8).argmax(-1)
+
+
+@_op("cache_copy(Tensor x, Tensor(a!) state) -> ()", lambda x, state: None)
+def _cache_copy(x: Tensor, state: Tensor) -> None:
+    """Rows 0..T-1 of state [R, H] := x [T, H]."""
+    state[: x.shape[0]].copy_(x)
+
+
+_MASK = (1 << 64) - 1
+
+
+def splitmix64(x: int) -> int:
+    """One step of the SplitMix64 generator (Steele, Lea, Flood 2014) as a hash of 64 bits."""
+    x = (x + 0x9E3779B97F4A7C15) & _MASK
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
+    return x ^ (x >> 31)
+
+
+def gumbel(seed: int, position: int, vocab_size: int) -> Tensor:
+    """f64[vocab_size] noise of the token at absolute `position`: a function of (seed, position, id) alone."""
+    base = splitmix64(splitmix64(seed & _MASK) ^ position)
+    uniform = [((splitmix64(base ^ v) >> 11) + 0.5) * 2.0**-53 for v in range(vocab_size)]
+    return -torch.log(-torch.log(torch.tensor(uniform, dtype=torch.float64)))
+
+
+@_op(
+    "accept(Tensor tokens, Tensor logits, Tensor length, Tensor temperature, Tensor seed, int vocab_size) "
+    "-> (Tensor, Tensor)",
+    lambda tokens, logits, length, temperature, seed, vocab_size: (
+        torch.empty_like(tokens),
+        length.new_empty(1),
+    ),
+)
+def _accept(
+    tokens: Tensor, logits: Tensor, length: Tensor, temperature: Tensor, seed: Tensor,
+    vocab_size: int,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Longest prefix of drafts that equals the target's own choices.
+
+    tokens [K+1]: root and drafts; logits [K+1, V]; length [1]: the root's position. The choice at row r is the argmax of
+    logits, or of logits / temperature + gumbel(seed, length + 1 + r) (target sampling with position-keyed noise). Returns
+    tokens [K+1], of which the first accepted + 1 are new, and accepted [1]; accepted is -1 if a logit that counts is NaN.
+    """
+    chosen = torch.zeros_like(tokens)
+    rows, heat = tokens.shape[0], float(temperature)
+    for row in range(rows):
+        scores = logits[row, :vocab_size]
+        if bool(scores.isnan().any()):
+            return chosen, torch.tensor([-1])
+        if heat > 0:
+            noise = gumbel(int(seed), int(length) + 1 + row, vocab_size)
+            scores = scores.double() / heat + noise
+        chosen[row] = int((scores == scores.max()).to(torch.int8).argmax())
+        if row + 1 == rows or chosen[row] != tokens[row + 1]:
+            return chosen, torch.tensor([row])
+    raise AssertionError("unreachable: the last row always returns")
+
+
+ops = torch.ops.specc
+"""The operations, as `ops.attention.default` and so on."""

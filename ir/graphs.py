@@ -1,0 +1,148 @@
+"""Small hands for FX graphs: references, copies, calls, dead code."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.node import Argument
+
+from specc.ir.program import Function
+from specc.ir.types import TensorType
+
+WEIGHT, STATE = "weight.", "state."
+
+
+def weight_name(node: fx.Node) -> str | None:
+    """The weight that `node` refers to, if it does."""
+    return _reference(node, WEIGHT)
+
+
+def state_name(node: fx.Node) -> str | None:
+    """The state buffer that `node` refers to, if it does."""
+    return _reference(node, STATE)
+
+
+def _reference(node: fx.Node, prefix: str) -> str | None:
+    if node.op == "get_attr" and isinstance(node.target, str) and node.target.startswith(prefix):
+        return node.target.removeprefix(prefix)
+    return None
+
+
+def type_of(node: fx.Node) -> TensorType:
+    """The tensor type of `node`'s single value."""
+    found = node.meta["type"]
+    if not isinstance(found, TensorType):
+        raise TypeError(f"{node} has no single tensor type: {found}")
+    return found
+
+
+def has_effect(node: fx.Node) -> bool:
+    """Whether `node` writes state, directly or through a function it calls."""
+    if node.op == "call_module":
+        return bool(node.meta.get("writes"))
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+
+
+def drop_dead(graph: fx.Graph) -> int:
+    """Erase nodes that nothing uses and that have no effect; returns how many went. Inputs stay."""
+    dead = 0
+    for node in reversed(graph.nodes):
+        if node.op in ("placeholder", "output") or node.users or has_effect(node):
+            continue
+        graph.erase_node(node)
+        dead += 1
+    return dead
+
+
+def copy_graph(graph: fx.Graph) -> tuple[fx.Graph, dict[fx.Node, fx.Node]]:
+    """A copy that may be changed, and the map of old nodes to new ones. The output node is copied too."""
+    new = fx.Graph()
+    mapping: dict[fx.Node, fx.Node] = {}
+    for node in graph.nodes:
+        mapping[node] = new.node_copy(node, mapping.__getitem__)
+        mapping[node].meta = dict(node.meta)
+    return new, mapping
+
+
+def output_of(graph: fx.Graph) -> fx.Node:
+    """The output node."""
+    return next(n for n in reversed(graph.nodes) if n.op == "output")
+
+
+def results_of(graph: fx.Graph) -> tuple[fx.Node, ...]:
+    """What the graph returns."""
+    results = output_of(graph).args[0]
+    return tuple(results) if isinstance(results, (tuple, list)) else (results,)  # type: ignore[arg-type,return-value]
+
+
+class Builder:
+    """Appends typed nodes to a graph. Values are FX nodes; every node gets `meta["type"]`."""
+
+    def __init__(self, graph: fx.Graph | None = None) -> None:
+        self.graph = graph or fx.Graph()
+        self._references: dict[str, fx.Node] = {}
+
+    def input(self, name: str, type_: TensorType) -> fx.Node:
+        """A placeholder."""
+        node = self.graph.placeholder(name)
+        node.meta["type"] = type_
+        return node
+
+    def weight(self, name: str, type_: TensorType) -> fx.Node:
+        """A reference to a weight; one node per weight."""
+        return self._refer(WEIGHT + name, type_)
+
+    def state(self, name: str, type_: TensorType) -> fx.Node:
+        """A reference to a state buffer; one node per buffer."""
+        return self._refer(STATE + name, type_)
+
+    def _refer(self, target: str, type_: TensorType) -> fx.Node:
+        if target not in self._references:
+            node = self.graph.create_node("get_attr", target)
+            node.meta["type"] = type_
+            self._references[target] = node
+        return self._references[target]
+
+    def op(self, target: Any, *args: Argument, type_: TensorType | None) -> fx.Node:
+        """A call of an operation that returns one tensor (or none)."""
+        node = self.graph.call_function(target, args)
+        node.meta["type"] = type_
+        return node
+
+    def ops(self, target: Any, *args: Argument, types: Sequence[TensorType]) -> list[fx.Node]:
+        """A call of an operation that returns a tuple."""
+        node = self.graph.call_function(target, args)
+        node.meta["type"] = tuple(types)
+        return self._items(node)
+
+    def call(
+        self, function: Function, args: Iterable[fx.Node], rows: int | None = None,
+        writes: bool = True,
+    ) -> list[fx.Node]:  # fmt: skip
+        """A call of another function; `rows` replaces T in its result types. Returns its results."""
+        node = self.graph.create_node("call_module", function.name, tuple(args))
+        dims: Mapping[str, int] = {} if rows is None else {"T": rows}
+        types = [
+            TensorType(t.dtype, tuple(dims.get(d, d) if isinstance(d, str) else d for d in t.shape))
+            for t in map(type_of, results_of(function.graph))
+        ]
+        node.meta["type"] = tuple(types)
+        node.meta["writes"] = writes
+        return self._items(node)
+
+    def _items(self, node: fx.Node) -> list[fx.Node]:
+        items = []
+        for index, type_ in enumerate(node.meta["type"]):
+            item = self.graph.call_function(operator.getitem, (node, index))
+            item.meta["type"] = type_
+            items.append(item)
+        return items
+
+    def output(self, *values: fx.Node) -> fx.Graph:
+        """End the graph."""
+        self.graph.output(tuple(values))
+        return self.graph

@@ -1,0 +1,1 @@
+"""Models in other forms -> a speculative program with one function, `target`."""

@@ -1,0 +1,95 @@
+"""Types by evaluation: run a graph on fake tensors for two row counts, and call what differs T.
+
+This avoids symbolic integers in programs: a dimension is a number or T, and anything else (2*T, T+1) is refused.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from specc.errors import InvalidProgramError
+from specc.ir.types import DTYPES, TensorType, dtype_name
+
+_ROWS = (5, 7)
+"""Two primes that are no common model width, so that T is recognised and not confused with one."""
+_POSITIONS = 11
+"""Stands for S where a state buffer's length is still open."""
+
+
+def infer_types(graph: fx.Graph, where: str = "") -> None:
+    """Set `meta["type"]` of every `call_function` node from those of inputs and references.
+
+    Raises InvalidProgramError for an operation that cannot run on these types, or whose size is no plain T.
+    """
+    runs = [_shapes(graph, rows, where) for rows in _ROWS]
+    for node in graph.nodes:
+        if node.op == "call_function" and node.target is not operator.getitem:
+            node.meta["type"] = _unify(node, runs[0][node], runs[1][node], where)
+    for node in graph.nodes:
+        if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
+            node.meta["type"] = node.args[0].meta["type"][node.args[1]]
+
+
+def _shapes(graph: fx.Graph, rows: int, where: str) -> dict[fx.Node, Any]:
+    values: dict[fx.Node, Any] = {}
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        for node in graph.nodes:
+            if node.op in ("placeholder", "get_attr"):
+                type_: TensorType = node.meta["type"]
+                shape = type_.at(T=rows, S=_POSITIONS)
+                values[node] = torch.empty(shape, dtype=DTYPES[type_.dtype])
+            elif node.op == "call_function":
+                target: Callable[..., Any] = node.target
+                args = fx.map_arg(node.args, values.__getitem__)
+                kwargs = fx.map_arg(node.kwargs, values.__getitem__)
+                try:
+                    values[node] = target(*args, **kwargs)
+                except Exception as error:
+                    raise InvalidProgramError(
+                        "SPECC-E0301",
+                        f"{node.target} cannot run on {rows} rows: {str(error).splitlines()[0]}",
+                        where=_place(node, where),
+                        cure="report the model's architecture and configuration",
+                    ) from error
+        del mode
+    return values
+
+
+def _unify(node: fx.Node, small: Any, large: Any, where: str) -> Any:
+    if isinstance(small, torch.Tensor):
+        if small.ndim != large.ndim:
+            raise _open_size(node, small, large, where)
+        dims: list[int | str] = []
+        for a, b in zip(small.shape, large.shape, strict=True):
+            if a == b:
+                dims.append("S" if a == _POSITIONS else int(a))
+            elif (a, b) == _ROWS:
+                dims.append("T")
+            else:
+                raise _open_size(node, small, large, where)
+        return TensorType(dtype_name(small.dtype), tuple(dims))
+    if isinstance(small, (tuple, list)):
+        pairs = zip(small, large, strict=True)
+        return tuple(_unify(node, a, b, where) for a, b in pairs)
+    return None
+
+
+def _open_size(node: fx.Node, small: torch.Tensor, large: torch.Tensor, where: str) -> Exception:
+    return InvalidProgramError(
+        "SPECC-E0302",
+        f"the size of {node.target} depends on the rows in a way that is not T itself",
+        where=_place(node, where),
+        expected="every dimension a number or T",
+        found=f"{tuple(small.shape)} for T={_ROWS[0]}, {tuple(large.shape)} for T={_ROWS[1]}",
+        cure="this layer cannot be compiled; choose another architecture",
+    )
+
+
+def _place(node: fx.Node, where: str) -> str:
+    return str(node.meta.get("layer") or where or node.name)

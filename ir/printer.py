@@ -1,0 +1,82 @@
+"""Programs as text: total, stable, without object ids. Tests and `specc opt` compare it."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import fx
+
+from specc.ir.graphs import state_name, weight_name
+from specc.ir.program import Function, Role, SpeculativeProgram
+
+
+def text(program: SpeculativeProgram) -> str:
+    """The whole program."""
+    return "\n".join(_lines(program)) + "\n"
+
+
+def _lines(program: SpeculativeProgram) -> Iterator[str]:
+    contract = program.contract
+    yield f"program {program.name}"
+    yield f"drafter {contract.kind} K={list(contract.num_speculative_tokens)}"
+    yield from map(str, program.state.values())
+    order = {role: place for place, role in enumerate(Role)}
+    for function in sorted(program.functions.values(), key=lambda f: order[f.role]):
+        yield from function_lines(function)
+
+
+def function_lines(function: Function) -> Iterator[str]:
+    """One function: its signature, then a line per operation. Values are numbered in order of appearance."""
+    names: dict[fx.Node, str] = {}
+    used = function.graph.nodes
+    for node in used:
+        if (name := weight_name(node)) is not None:
+            names[node] = f"@{name}"
+        elif (name := state_name(node)) is not None:
+            names[node] = f"${name}"
+        elif node.op == "placeholder":
+            names[node] = f"%{node.name}"
+        elif node.op in ("call_function", "call_module") and node.meta.get("type") is not None:
+            names[node] = f"%{sum(n.startswith('%') and n[1:].isdigit() for n in names.values())}"
+    inputs = ", ".join(f"{names[n]}: {n.meta['type']}" for n in function.inputs)
+    yield f"fn {function.name}({inputs}) {{{function.role}}}:"
+    for node in used:
+        if node.op in ("call_function", "call_module"):
+            yield f"  {_statement(node, names)}"
+        elif node.op == "output":
+            values = node.args[0] if isinstance(node.args[0], (tuple, list)) else (node.args[0],)
+            pairs = zip(function.outputs, values, strict=True)
+            yield f"  return {', '.join(f'{o}={_argument(v, names)}' for o, v in pairs)}"
+
+
+def _statement(node: fx.Node, names: dict[fx.Node, str]) -> str:
+    if node.target is operator.getitem:
+        call = f"{_argument(node.args[0], names)}[{node.args[1]}]"
+    else:
+        arguments = [_argument(a, names) for a in node.args]
+        arguments += [f"{k}={_argument(v, names)}" for k, v in node.kwargs.items()]
+        call = f"{_operation(node)}({', '.join(arguments)})"
+    type_ = node.meta.get("type")
+    if type_ is None:
+        return call
+    shown = f"({', '.join(map(str, type_))})" if isinstance(type_, tuple) else str(type_)
+    return f"{names[node]} = {call} : {shown}"
+
+
+def _operation(node: fx.Node) -> str:
+    if node.op == "call_module":
+        return f"call {node.target}"
+    if isinstance(node.target, torch._ops.OpOverload):
+        return str(node.target).removesuffix(".default")
+    return getattr(node.target, "__name__", str(node.target))
+
+
+def _argument(value: Any, names: dict[fx.Node, str]) -> str:
+    if isinstance(value, fx.Node):
+        return names.get(value, f"<undefined {value}>")
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(_argument(v, names) for v in value)}]"
+    return str(value).removeprefix("torch.")

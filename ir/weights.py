@@ -1,0 +1,113 @@
+"""The weight store: tensors by name, each content once, loaded when needed."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from specc.ir.types import TensorType
+
+
+def content_hash(tensor: torch.Tensor) -> str:
+    """SHA-256 over type and bytes: equal tensors have equal hashes whatever they are called."""
+    data = tensor.detach().contiguous().cpu()
+    digest = hashlib.sha256(str(TensorType.of(data)).encode())
+    digest.update(data.reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A constant tensor. `load` returns it (mapped or computed); it is never written to."""
+
+    type: TensorType
+    load: Callable[[], torch.Tensor] = field(compare=False, repr=False)
+    derivation: str = ""
+    """How a derived weight came about, from its sources' keys; empty for one with content of its own."""
+
+    @cached_property
+    def key(self) -> str:
+        """Identity of the content: its hash, or the hash of its derivation where the sources are known."""
+        if self.derivation:
+            return hashlib.sha256(self.derivation.encode()).hexdigest()
+        return content_hash(self.load())
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Weight:
+        """A weight that holds `tensor`."""
+        fixed = tensor.detach()
+        return cls(TensorType.of(fixed), lambda: fixed)
+
+    def derive(
+        self, what: str, type_: TensorType, compute: Callable[[torch.Tensor], torch.Tensor]
+    ) -> Weight:
+        """The weight `compute(self)`; `what` names the computation and its parameters."""
+        return Weight(type_, lambda: compute(self.load()), f"{what}({self.key})")
+
+
+class WeightStore(Mapping[str, Weight]):
+    """Immutable mapping of names to weights; names with equal content share one weight object."""
+
+    def __init__(self, weights: Mapping[str, Weight] | None = None) -> None:
+        self._weights = dict(weights or {})
+
+    def __getitem__(self, name: str) -> Weight:
+        return self._weights[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._weights)
+
+    def __len__(self) -> int:
+        return len(self._weights)
+
+    def updated(self, more: Mapping[str, Weight]) -> WeightStore:
+        """This store with `more` added or put in place of those of the same name."""
+        return WeightStore({**self._weights, **more})
+
+    def only(self, names: set[str]) -> WeightStore:
+        """The weights called `names`."""
+        return WeightStore({n: w for n, w in self._weights.items() if n in names})
+
+    def canonical_names(self) -> dict[str, str]:
+        """Each name to the first name, in sorted order, that has the same content."""
+        first: dict[str, str] = {}
+        return {n: first.setdefault(self._weights[n].key, n) for n in sorted(self._weights)}
+
+    def save(self, path: Path, metadata: Mapping[str, str] | None = None) -> None:
+        """Write every distinct content once, under its canonical name, as safetensors."""
+        names = sorted(set(self.canonical_names().values()))
+        tensors = {n: self._weights[n].load().contiguous() for n in names}
+        save_file(tensors, path, metadata=dict(metadata or {}))
+
+    @classmethod
+    def open(cls, path: Path) -> WeightStore:
+        """Map a safetensors file; tensors are read when loaded."""
+
+        def lazy(name: str) -> Callable[[], torch.Tensor]:
+            def load() -> torch.Tensor:
+                with safe_open(path, framework="pt") as file:
+                    tensor: torch.Tensor = file.get_tensor(name)
+                return tensor
+
+            return load
+
+        weights = {}
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118 (not a dict)
+                part = file.get_slice(name)
+                dtype = _SAFETENSORS_DTYPES[part.get_dtype()]
+                weights[name] = Weight(TensorType(dtype, tuple(part.get_shape())), lazy(name))
+        return cls(weights)
+
+
+_SAFETENSORS_DTYPES = {
+    "F64": "f64", "F32": "f32", "F16": "f16", "BF16": "bf16", "I64": "i64", "I32": "i32",
+    "I8": "i8", "U8": "u8", "BOOL": "bool",
+}  # fmt: skip
