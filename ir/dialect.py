@@ -44,7 +44,7 @@ def _attend(scores: Tensor, v: Tensor, visible: Tensor, sinks: Tensor | None) ->
         weights = weights[..., :-1]
     dead = ~visible.any(0)
     v = torch.where(dead[None, :, None], 0.0, v).repeat_interleave(scores.shape[0] // v.shape[0], 0)
-    return torch.einsum("hts,hsd->thd", weights.to(v.dtype), v)
+    return torch.einsum("hts,hsd->thd", weights.to(v.dtype), v).contiguous()
 
 
 def _visible(query: Tensor, key: Tensor, window: int) -> Tensor:

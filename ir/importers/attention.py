@@ -68,7 +68,11 @@ def _mask(
     batch_size: int, q_length: int, kv_length: int, *args: Any, mask_function: Any = None,
     **kwargs: Any,
 ) -> Tensor:  # fmt: skip
-    """A `specc::mask` node in place of a [1, 1, T, T] tensor, with the window read off `mask_function`."""
+    """A `specc::mask` node in place of a [1, 1, T, T] tensor, with the window read off `mask_function`.
+
+    A mask of another shape becomes a node with window -1: it is refused by whoever uses it, since transformers makes
+    masks for all kinds of layer that an architecture may have, used or not.
+    """
     del args, batch_size, q_length, kv_length, kwargs
     with _disable_current_modes():  # the probe computes on real numbers while the model is being traced
         window = _window_of(mask_function)
@@ -80,14 +84,14 @@ _PROBE = 1 << 17
 
 
 def _window_of(mask_function: Any) -> int:
-    """0 for a causal mask, w for a causal sliding window of w; raises ModelError for any other shape."""
+    """0 for a causal mask, w for a causal sliding window of w, -1 for any other shape."""
 
     def sees(query: int, key: int) -> bool:
         return bool(mask_function(*map(torch.tensor, (0, 0, query, key))))
 
     query = 2 * _PROBE
     if not sees(query, query) or sees(query, query + 1) or sees(0, 1):
-        raise _odd_mask("not causal")
+        return -1
     if sees(query, 0) and sees(query, query - _PROBE):
         return 0
     near, far = 0, _PROBE
@@ -98,14 +102,5 @@ def _window_of(mask_function: Any) -> int:
     # A chunked mask has the same extent at one query but not at the next.
     for other in (query + 1, query + window // 2, query + window + 3):
         if not sees(other, other - window + 1) or sees(other, other - window):
-            raise _odd_mask("neither causal nor a sliding window (chunked attention?)")
+            return -1
     return window
-
-
-def _odd_mask(why: str) -> ModelError:
-    return ModelError(
-        "SPECC-E0213",
-        f"an attention mask is {why}",
-        expected="causal, or causal within a sliding window",
-        cure="choose a model with causal or sliding-window attention",
-    )

@@ -105,7 +105,9 @@ def _operation(node: fx.Node, builder: Builder, values: dict[fx.Node, Any]) -> A
             -1 if i >= kept and source[i - kept] == size else s
             for i, (size, s) in enumerate(zip(value.shape, args[1], strict=True))
         ]
-    new = builder.graph.call_function(node.target, tuple(args), kwargs)
+    # Later rewrites change strides, so no view is promised.
+    target = aten.reshape.default if node.target in _RESHAPES else node.target
+    new = builder.graph.call_function(target, tuple(args), kwargs)
     new.meta["layer"] = layer_of(node)
     return new
 

@@ -5,14 +5,17 @@ Only code that ships with transformers runs (`trust_remote_code=False`); weights
 
 from __future__ import annotations
 
-from pathlib import Path
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from specc.errors import ModelError
-from specc.ir.importers import attention
+from specc.ir.importers import attention, experts, refusals, rope
 from specc.ir.importers.exported import import_exported
 from specc.ir.program import ModelInfo, SpeculativeProgram
 from specc.ir.weights import WeightStore
@@ -38,19 +41,47 @@ class _Rows(nn.Module):
         return logits
 
 
-def import_model(model: PreTrainedModel, name: str) -> SpeculativeProgram:
-    """Trace a loaded causal language model (eval mode is set, attention implementation is switched).
+def import_model(
+    model: PreTrainedModel, name: str, max_model_len: int | None = None
+) -> SpeculativeProgram:
+    """Trace a loaded causal language model (float32; eval mode is set). The model is left as it was.
 
+    `max_model_len` decides what depends on the longest sequence (see `rope`).
     Raises ModelError (SPECC-E02xx) for what cannot work, naming the layer.
     """
     attention.register()
+    experts.register()
+    refusals.refuse_architecture(model.config.get_text_config().to_dict(), name)
     model = model.eval()
+    with _as_specc(model), rope.frozen(model, max_model_len) as choice:
+        exported = _trace(model, name)
+    function, weights = import_exported(exported)
+    info = model_info(model)
+    if choice.limit:
+        info = replace(info, max_position=choice.limit)
+    program = SpeculativeProgram(
+        name, info, {function.name: function}, weights=WeightStore(weights),
+        provenance={"rope": choice.text} if choice.text else {},
+    )  # fmt: skip
+    return program
+
+
+@contextmanager
+def _as_specc(model: PreTrainedModel) -> Iterator[None]:
+    """Within this context the model's attention and experts are specc's."""
+    before = model.config._attn_implementation
     model.set_attn_implementation(attention.NAME)
+    with experts.selected(model):
+        yield
+    model.set_attn_implementation(before)
+
+
+def _trace(model: PreTrainedModel, name: str) -> torch.export.ExportedProgram:
     rows = torch.export.Dim("rows", min=2, max=4096)
-    tokens = torch.arange(6)
+    tokens = torch.arange(6) % int(model.config.get_text_config().vocab_size)
     try:
-        with torch.no_grad():
-            exported = torch.export.export(
+        with torch.no_grad(), _quiet():
+            return torch.export.export(
                 _Rows(model), (tokens, torch.arange(6)),
                 dynamic_shapes={"tokens": {0: rows}, "positions": {0: rows}}, strict=False,
             )  # fmt: skip
@@ -59,14 +90,30 @@ def import_model(model: PreTrainedModel, name: str) -> SpeculativeProgram:
     except Exception as error:
         raise ModelError(
             "SPECC-E0201",
-            f"{model.config.model_type} cannot be traced: {str(error).splitlines()[0]}",
+            f"{model.config.model_type} cannot be traced: {_reason(error)}",
             where=name,
+            expected="code whose steps do not depend on values or on the number of tokens",
             cure="choose another architecture; `specc doctor` lists those that work",
         ) from error
-    function, weights = import_exported(exported)
-    return SpeculativeProgram(
-        name, model_info(model), {function.name: function}, weights=WeightStore(weights)
-    )
+
+
+def _reason(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if lines and lines[0].startswith("Constraints violated"):
+        return "its code needs a fixed number of tokens (it loops over rows or builds its own mask)"
+    return lines[0] if lines else type(error).__name__
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep torch from printing whole graphs for what becomes a coded error."""
+    logger = logging.getLogger("torch")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def model_info(model: PreTrainedModel) -> ModelInfo:
@@ -87,22 +134,3 @@ def model_info(model: PreTrainedModel) -> ModelInfo:
         bos_token_id=getattr(config, "bos_token_id", None),
         layer_paths=tuple(layers),
     )
-
-
-def load_folder(folder: Path) -> PreTrainedModel:
-    """Load a folder in Hugging Face form as float32. Raises ModelError (SPECC-E0202) if it is not one."""
-    from transformers import AutoModelForCausalLM  # noqa: PLC0415 (heavy)
-
-    if not (folder / "config.json").is_file():
-        raise ModelError(
-            "SPECC-E0202",
-            "not a Hugging Face model folder",
-            where=str(folder),
-            expected="config.json and *.safetensors",
-            cure="pass the folder that holds config.json",
-        )
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, trust_remote_code=False, use_safetensors=True,
-        local_files_only=True,
-    )  # fmt: skip
-    return model

@@ -27,6 +27,15 @@ def resolve_masks(graph: fx.Graph) -> None:
                 cure="choose a model without biases in its mask (ALiBi, for one)",
             )
         window, own = mask.args[0], attention.args[5]
+        if window < 0:
+            raise ModelError(
+                "SPECC-E0213",
+                "the attention mask is neither causal nor a causal sliding window",
+                where=layer,
+                expected="causal, or causal within a sliding window",
+                found="a bidirectional or chunked mask",
+                cure="choose a model with causal or sliding-window attention",
+            )
         if own not in (0, window):
             raise ModelError(
                 "SPECC-E0215",

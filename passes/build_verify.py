@@ -1,0 +1,54 @@
+"""Let the target score a block: one function for each K."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from specc.ir import Role, SpeculativeProgram
+from specc.ir.graphs import Builder, results_of, type_of
+from specc.ir.program import Function
+from specc.passes.base import Pass, PassResult, need, promise
+from specc.passes.replay import parts_of, replay, token_inputs
+
+
+@dataclass(frozen=True)
+class BuildVerify(Pass):
+    """Specialise the target to K+1 rows: the root and K drafts.
+
+    Before: target(tokens[T], positions[T]) -> logits[T, V]
+    After:  verify_K(tokens[K+1], positions[K+1]) -> logits[K+1, V], for each K; K = 0 is plain decoding
+
+    All call the same leaves as prefill: the same machine code on another number of rows, which is why decoding and
+    verifying agree bit for bit. `target` is dropped; its drafter pieces stay.
+    """
+
+    name: ClassVar[str] = "build-verify"
+
+    num_speculative_tokens: tuple[int, ...] = (0, 2, 4)
+    """K, ascending; 0 is always there."""
+
+    def requires(self, program: SpeculativeProgram) -> None:
+        need("target" in program.functions, "there is no target", "an importer")
+        parts_of(program.functions["target"])
+
+    def call(self, program: SpeculativeProgram) -> PassResult:
+        if "verify_0" in program.functions:
+            return PassResult(program, modified=False)
+        ks = tuple(sorted({0, *self.num_speculative_tokens}))
+        functions = []
+        for k in ks:
+            builder = Builder()
+            logits = replay(builder, program, "target", token_inputs(builder, k + 1), k + 1)
+            assert logits is not None
+            functions.append(
+                Function(f"verify_{k}", Role.VERIFY, builder.output(logits), ("logits",))
+            )
+        contract = replace(program.contract, num_speculative_tokens=ks)
+        rewritten = replace(program, contract=contract).with_functions(*functions)
+        return PassResult(rewritten.without_function("target"), modified=True)
+
+    def ensures(self, program: SpeculativeProgram) -> None:
+        for k in program.contract.num_speculative_tokens:
+            (logits,) = results_of(program.functions[f"verify_{k}"].graph)
+            promise(type_of(logits).shape[0] == k + 1, f"verify_{k} scores {type_of(logits)}")

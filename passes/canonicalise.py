@@ -1,0 +1,194 @@
+"""Bring a freshly imported target into one form, whatever framework wrote it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import fx
+
+from specc.ir import Role, SpeculativeProgram, Weight
+from specc.ir.evaluate import evaluate
+from specc.ir.graphs import WEIGHT, copy_graph, drop_dead, has_effect, type_of, weight_name
+from specc.ir.infer import infer_types
+from specc.ir.program import Function
+from specc.ir.types import TensorType
+from specc.passes.base import Pass, PassResult, need
+
+aten = torch.ops.aten
+
+_IDENTITIES = {
+    aten.alias.default, aten.detach.default, aten.clone.default, aten.contiguous.default,
+    aten.lift_fresh_copy.default, aten.dropout.default, aten.native_dropout.default,
+    aten._to_copy.default, aten.to.dtype, aten.expand.default, aten.reshape.default,
+    aten.slice.Tensor,
+}  # fmt: skip
+"""Operations that change nothing when result and source have the same type (dropout: it is not training)."""
+
+
+@dataclass(frozen=True)
+class Canonicalise(Pass):
+    """Remove what does nothing, write every product with a weight as `linear`, fold constants.
+
+    Cases:
+        1. x = clone(y), view(y) of y's own shape, ...      -> y
+        2. mul(x, 1.0), add(x, 0.0), div(x, 1.0)             -> x
+        3. addmm(b, x, W), mm(x, W), matmul(x, W), t(W)      -> linear(x, W^T, b)
+        4. an operation on weights alone                     -> a new weight
+        5. the same operation on the same values twice       -> once
+    """
+
+    name: ClassVar[str] = "canonicalise"
+
+    def requires(self, program: SpeculativeProgram) -> None:
+        need("target" in program.functions, "there is no target", "an importer")
+
+    def call(self, program: SpeculativeProgram) -> PassResult:
+        target = program.functions["target"]
+        if any(node.op == "call_module" for node in target.graph.nodes):
+            return PassResult(program, modified=False)
+        graph, _ = copy_graph(target.graph)
+        weights: dict[str, Weight] = {}
+        changes = _drop_identities(graph)
+        changes += _write_linear(program, graph, weights)
+        changes += _fold_constants(program, graph, weights)
+        changes += _share(graph)
+        changes += drop_dead(graph)
+        if not changes:
+            return PassResult(program, modified=False)
+        infer_types(graph)
+        used = {name for node in graph.nodes if (name := weight_name(node)) is not None}
+        store = program.weights.updated(weights).only(used)
+        function = Function("target", Role.TARGET, graph, target.outputs)
+        rewritten = SpeculativeProgram(
+            **{**vars(program), "weights": store}
+        ).with_functions(function)
+        return PassResult(rewritten, modified=True)
+
+
+def _drop_identities(graph: fx.Graph) -> int:
+    changes = 0
+    for node in list(graph.nodes):
+        source = node.args[0] if node.args else None
+        if node.op != "call_function" or not isinstance(source, fx.Node):
+            continue
+        same_type = node.meta["type"] == source.meta["type"]
+        case_1 = node.target in _IDENTITIES and same_type
+        case_2 = same_type and _is_neutral(node)
+        if case_1 or case_2:
+            node.replace_all_uses_with(source)
+            changes += 1
+    return changes
+
+
+def _is_neutral(node: fx.Node) -> bool:
+    if len(node.args) < 2 or isinstance(node.args[1], (fx.Node, list)):
+        return False
+    if node.target in (aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar):
+        return node.args[1] == 1
+    return node.target in (aten.add.Tensor, aten.sub.Tensor) and node.args[1] == 0
+
+
+def _write_linear(program: SpeculativeProgram, graph: fx.Graph, weights: dict[str, Weight]) -> int:
+    """Case 3. x may have any rank; W is a weight [K, N] or the transpose of one."""
+    changes = 0
+    for node in list(graph.nodes):
+        if node.target is aten.addmm.default and not node.kwargs:
+            bias, x, matrix = node.args
+        elif node.target in (aten.mm.default, aten.matmul.default):
+            (x, matrix), bias = node.args, None
+        else:
+            continue
+        transposed = _transposed(program, graph, matrix, weights)
+        if transposed is None or (bias is not None and weight_name(bias) is None):
+            continue
+        with graph.inserting_before(node):
+            new = graph.call_function(aten.linear.default, (x, transposed, bias))
+        new.meta.update(node.meta)
+        node.replace_all_uses_with(new)
+        changes += 1
+    return changes
+
+
+def _transposed(
+    program: SpeculativeProgram, graph: fx.Graph, matrix: Any, weights: dict[str, Weight]
+) -> fx.Node | None:
+    """A reference to the transpose of a two-dimensional weight, or None if `matrix` is something else."""
+    if matrix.target in (aten.t.default, aten.permute.default, aten.transpose.int):
+        inner: fx.Node = matrix.args[0]
+        return inner if weight_name(inner) is not None and len(type_of(inner).shape) == 2 else None
+    name = weight_name(matrix)
+    if name is None or len(type_of(matrix).shape) != 2:
+        return None
+    type_ = type_of(matrix)
+    weights[f"{name}.T"] = program.weights[name].derive(
+        "transpose", TensorType(type_.dtype, type_.shape[::-1]), lambda w: w.t().contiguous()
+    )
+    with graph.inserting_before(matrix):
+        node = graph.create_node("get_attr", f"{WEIGHT}{name}.T")
+    node.meta["type"] = weights[f"{name}.T"].type
+    return node
+
+
+def _fold_constants(program: SpeculativeProgram, graph: fx.Graph, weights: dict[str, Weight]) -> int:
+    """Case 4, one weight for each maximal constant subgraph. Results larger than their sources stay."""
+    constant: set[fx.Node] = set()
+    for node in graph.nodes:
+        if weight_name(node) is not None:
+            constant.add(node)
+        elif node.op == "call_function" and "T" not in str(node.meta["type"]):
+            if all(source in constant for source in node.all_input_nodes):
+                constant.add(node)
+    changes = 0
+    for node in list(graph.nodes):
+        wanted = node in constant and node.op == "call_function"
+        if not wanted or all(user in constant for user in node.users) or not node.users:
+            continue
+        if not isinstance(node.meta["type"], TensorType):
+            continue
+        name = f"folded.{node.name}"
+        weights[name] = Weight.of(_constant_value(program, weights, node))
+        with graph.inserting_before(node):
+            reference = graph.create_node("get_attr", WEIGHT + name)
+        reference.meta["type"] = weights[name].type
+        node.replace_all_uses_with(reference)
+        changes += 1
+    return changes
+
+
+def _share(graph: fx.Graph) -> int:
+    """Case 5. Layers recompute what they share, such as the unsqueezed cosines."""
+    first: dict[str, fx.Node] = {}
+    changes = 0
+    for node in list(graph.nodes):
+        if node.op != "call_function" or has_effect(node):
+            continue
+        known = first.setdefault(repr((node.target, node.args, node.kwargs)), node)
+        if known is not node:
+            node.replace_all_uses_with(known)
+            graph.erase_node(node)
+            changes += 1
+    return changes
+
+
+def _constant_value(
+    program: SpeculativeProgram, weights: dict[str, Weight], node: fx.Node
+) -> torch.Tensor:
+    """Evaluate a subgraph that needs no input."""
+    graph = fx.Graph()
+    mapping: dict[fx.Node, fx.Node] = {}
+
+    def visit(source: fx.Node) -> fx.Node:
+        if source not in mapping:
+            for inner in source.all_input_nodes:
+                visit(inner)
+            mapping[source] = graph.node_copy(source, mapping.__getitem__)
+        return mapping[source]
+
+    graph.output((visit(node),))
+    alone = SpeculativeProgram(
+        "constant", program.model, {"f": Function("f", Role.LEAF, graph, ("value",))},
+        weights=program.weights.updated(weights),
+    )  # fmt: skip
+    return evaluate(alone, "f", [], {})[0].contiguous().clone()

@@ -1,0 +1,53 @@
+"""Write down who drafts, before anything is built for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+from specc.errors import PassError
+from specc.ir import SpeculativeProgram
+from specc.passes.base import Pass, PassResult
+
+HOST_OPTIONS: Mapping[str, Mapping[str, tuple[float, float, float]]] = {
+    "none": {},
+    "ngram": {"prompt_lookup_max": (4, 1, 64), "prompt_lookup_min": (2, 1, 64)},
+    "suffix": {
+        "max_tree_depth": (24, 2, 256), "max_spec_factor": (1.0, 0.1, 8.0),
+        "min_token_prob": (0.1, 0.0, 1.0),
+    },
+}  # fmt: skip
+"""Host drafters: option -> default, least, most. Names as in vLLM's speculative configuration."""
+
+
+@dataclass(frozen=True)
+class DeclareDrafter(Pass):
+    """Set the contract's kind and options.
+
+    Before: drafter none                                After: drafter ngram {prompt_lookup_max: 4, ...}
+    """
+
+    name: ClassVar[str] = "declare-drafter"
+
+    kind: str = "none"
+    host: bool = True
+    options: Mapping[str, int | float] = field(default_factory=dict)
+
+    def requires(self, program: SpeculativeProgram) -> None:
+        known = HOST_OPTIONS.get(self.kind, {})
+        for name, value in self.options.items():
+            if name not in known or not known[name][1] <= value <= known[name][2]:
+                allowed = ", ".join(f"{n} ({lo} to {hi})" for n, (_, lo, hi) in known.items())
+                raise PassError(
+                    "SPECC-E0357", f"{self.kind} has no option {name}={value}",
+                    expected=allowed or "no options", cure="correct --drafter-options",
+                )  # fmt: skip
+
+    def call(self, program: SpeculativeProgram) -> PassResult:
+        defaults = {n: o[0] for n, o in HOST_OPTIONS.get(self.kind, {}).items()}
+        contract = replace(
+            program.contract, kind=self.kind, host=self.host, options={**defaults, **self.options}
+        )
+        changed = contract != program.contract
+        return PassResult(replace(program, contract=contract), modified=changed)

@@ -1,0 +1,94 @@
+"""Attention over the call's own rows becomes attention over a cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import fx
+
+from specc.ir import Owner, Role, SpeculativeProgram, StateBuffer, StateKind
+from specc.ir.dialect import ops
+from specc.ir.graphs import STATE, copy_graph, type_of
+from specc.ir.infer import infer_types
+from specc.ir.program import Function
+from specc.ir.types import TensorType
+from specc.passes.base import Pass, PassResult, need, promise
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class MakeStateful(Pass):
+    """Keys and values are written to state at their positions, then attended to there.
+
+    Before: o = attention(q, k, v)                     q [1, Hq, T, D], k, v [1, Hkv, T, D]
+    After:  cache_write($k.0, k', positions)           k', v' [T, Hkv, D]
+            cache_write($v.0, v', positions)
+            o = cached_attention(q', $k.0, $v.0, positions)
+
+    Rows beyond the committed length may hold anything: attention reads position p's row only for queries at p or later.
+    """
+
+    name: ClassVar[str] = "make-stateful"
+
+    owner: Owner = Owner.TARGET
+    """Whose state it is; the names begin with it."""
+
+    def requires(self, program: SpeculativeProgram) -> None:
+        need("target" in program.functions, "there is no target", "an importer")
+
+    def call(self, program: SpeculativeProgram) -> PassResult:
+        target = program.functions["target"]
+        if not _attentions(target.graph):
+            return PassResult(program, modified=False)
+        graph, _ = copy_graph(target.graph)
+        positions = next(n for n in graph.nodes if n.name == "positions")
+        state: list[StateBuffer] = []
+        for number, node in enumerate(_attentions(graph)):
+            state += self._rewrite(graph, node, positions, number)
+        infer_types(graph)
+        function = Function("target", Role.TARGET, graph, target.outputs)
+        return PassResult(program.with_functions(function).with_state(*state), modified=True)
+
+    def ensures(self, program: SpeculativeProgram) -> None:
+        promise(not _attentions(program.functions["target"].graph), "attention without state is left")
+
+    def _rewrite(
+        self, graph: fx.Graph, node: fx.Node, positions: fx.Node, number: int
+    ) -> list[StateBuffer]:
+        q, k, v, sinks, scale, window, softcap, _layer = node.args
+        buffers = []
+        caches = []
+        with graph.inserting_before(node):
+            for letter, rows in (("k", k), ("v", v)):
+                _, heads, _, width = type_of(rows).shape  # type: ignore[arg-type]
+                buffer = StateBuffer(
+                    f"{self.owner}.{letter}.{number}",
+                    TensorType(type_of(rows).dtype, (heads, "S", width)),  # type: ignore[arg-type]
+                    StateKind.KV_CACHE, self.owner,
+                )  # fmt: skip
+                cache = graph.create_node("get_attr", STATE + buffer.name)
+                cache.meta["type"] = buffer.type
+                by_row = _rows_first(graph, rows)  # type: ignore[arg-type]
+                graph.call_function(ops.cache_write.default, (cache, by_row, positions))
+                buffers.append(buffer)
+                caches.append(cache)
+            arguments = (_rows_first(graph, q), *caches, positions, scale, window, softcap, sinks)  # type: ignore[arg-type]
+            attended = graph.call_function(ops.cached_attention.default, arguments)
+            attended.meta["layer"] = node.meta.get("layer", "")
+            result = graph.call_function(aten.unsqueeze.default, (attended, 0))
+        node.replace_all_uses_with(result)
+        graph.erase_node(node)
+        return buffers
+
+
+def _attentions(graph: fx.Graph) -> list[fx.Node]:
+    return [n for n in graph.nodes if n.target is ops.attention.default]
+
+
+def _rows_first(graph: fx.Graph, x: fx.Node) -> fx.Node:
+    """[1, H, T, D] -> [T, H, D]."""
+    one = graph.call_function(aten.select.int, (x, 0, 0))
+    return graph.call_function(aten.transpose.int, (one, 0, 1))

@@ -1,0 +1,94 @@
+"""Cut the target into leaves: what comes before the layers, one leaf per kind of layer, and the head."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from torch import fx
+
+from specc.ir import Role, SpeculativeProgram
+from specc.ir.dialect import ops
+from specc.ir.graphs import Builder, state_name, type_of, weight_name
+from specc.ir.program import Function
+from specc.ir.types import TensorType
+from specc.passes.base import Pass, PassResult, need, promise
+from specc.passes.segments import Segment, cut, outline
+
+
+@dataclass(frozen=True)
+class OutlineLayers(Pass):
+    """Identical layers become calls of one leaf, so they are compiled once and can be left out, tapped or reused.
+
+    Before: x0 = embedding(...); x1 = <layer 0>(x0); x2 = <layer 1>(x1); logits = <norm, head>(x2)
+    After:  x0, cos, sin = call embed(tokens, positions, @embed, ...)
+            x1 = call layer.0(x0, cos, sin, positions, $k.0, $v.0, @w0...)
+            x2 = call layer.0(x1, cos, sin, positions, $k.1, $v.1, @w1...)
+            logits = call head(x2, @norm, @head)
+
+    What flows between layers is [T, H]. Layers are told apart by their operations and constants (a sliding window, say);
+    their weights and state are arguments. A target whose layers exchange more than one tensor is refused.
+    """
+
+    name: ClassVar[str] = "outline-layers"
+
+    prefix: str = ""
+    """Put before leaf names; tells a drafter's leaves from the target's."""
+
+    def requires(self, program: SpeculativeProgram) -> None:
+        need("target" in program.functions, "there is no target", "an importer")
+        graph = program.functions["target"].graph
+        need(
+            not any(n.target is ops.attention.default for n in graph.nodes),
+            "the target has no state yet", "make-stateful",
+        )  # fmt: skip
+
+    def call(self, program: SpeculativeProgram) -> PassResult:
+        target = program.functions["target"]
+        if any(node.op == "call_module" for node in target.graph.nodes):
+            return PassResult(program, modified=False)
+        segments = cut(target.graph)
+        builder = Builder()
+        values: dict[fx.Node, fx.Node] = {
+            n: builder.input(n.name, type_of(n)) for n in target.inputs
+        }
+        leaves: dict[str, Function] = {}
+        for segment in segments:
+            leaf = self._leaf(segment, leaves)
+            args = [self._argument(builder, source, values) for source in segment.inputs]
+            results = builder.call(leaf, args)
+            call = results[0].args[0]
+            assert isinstance(call, fx.Node)
+            call.meta["part"], call.meta["layer"] = segment.part, segment.layer
+            call.meta["writes"] = segment.writes
+            values.update(zip(segment.outputs, results, strict=True))
+        logits = values[segments[-1].outputs[0]]
+        function = Function("target", Role.TARGET, builder.output(logits), target.outputs)
+        rewritten = program.with_functions(*leaves.values(), function)
+        layers = sum(s.part == "layer" for s in segments)
+        return PassResult(
+            replace(rewritten, model=replace(program.model, num_layers=layers)), modified=True
+        )
+
+    def ensures(self, program: SpeculativeProgram) -> None:
+        nodes = program.functions["target"].graph.nodes
+        promise(all(n.op != "call_function" or "getitem" in str(n.target) for n in nodes),
+                "the target computes something outside its leaves")  # fmt: skip
+
+    def _leaf(self, segment: Segment, leaves: dict[str, Function]) -> Function:
+        """The leaf for this segment, made if there is no equal one yet."""
+        graph = outline(segment)
+        if segment.part != "layer":
+            name = f"{self.prefix}{segment.part}"
+            return leaves.setdefault(name, Function(name, Role.LEAF, graph, segment.output_names))
+        kind = f"{self.prefix}layer.{segment.kind}"
+        return leaves.setdefault(kind, Function(kind, Role.LEAF, graph, segment.output_names))
+
+    @staticmethod
+    def _argument(builder: Builder, source: fx.Node, values: dict[fx.Node, fx.Node]) -> fx.Node:
+        type_: TensorType = type_of(source)
+        if (weight := weight_name(source)) is not None:
+            return builder.weight(weight, type_)
+        if (state := state_name(source)) is not None:
+            return builder.state(state, type_)
+        return values[source]

@@ -1,0 +1,69 @@
+"""Fix the size and the zone of every state buffer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from specc.errors import PassError
+from specc.ir import Function, Owner, SpeculativeProgram, StateBuffer, StateKind, TensorType
+from specc.ir.graphs import copy_graph, state_name
+from specc.passes.base import Pass, PassResult, promise
+
+
+@dataclass(frozen=True)
+class PlanState(Pass):
+    """Everything that lives between calls gets its bytes at compile time.
+
+    Before: state $target.k.0: f32[3, S, 64] (target kv_cache)
+    After:  state $target.k.0: f32[3, 2048, 64] (target kv_cache, zone target)
+
+    Zones: `target` and `drafter` hold caches, `taps` hidden states. A verify of K drafts writes K rows beyond the
+    committed length; the engine never lets them pass S, so S rows are enough.
+    """
+
+    name: ClassVar[str] = "plan-state"
+
+    max_model_len: int = 2048
+
+    def requires(self, program: SpeculativeProgram) -> None:
+        limit = program.model.max_position
+        if not 1 < self.max_model_len <= (limit or self.max_model_len):
+            raise PassError(
+                "SPECC-E0353",
+                f"a context of {self.max_model_len} positions cannot be planned",
+                expected=f"2 to {limit}, what the model was trained for",
+                cure="choose another --max-model-len",
+            )
+
+    def call(self, program: SpeculativeProgram) -> PassResult:
+        if program.max_model_len:
+            return PassResult(program, modified=False)
+        state = {name: self._planned(buffer) for name, buffer in program.state.items()}
+        functions = {}
+        for name, function in program.functions.items():
+            graph, _ = copy_graph(function.graph)
+            for node in graph.nodes:
+                if (buffer := state_name(node)) is not None:
+                    node.meta["type"] = state[buffer].type
+            for node in (n for n in graph.nodes if n.op == "placeholder"):
+                node.meta["type"] = self._sized(node.meta["type"])
+            functions[name] = Function(name, function.role, graph, function.outputs)
+        rewritten = replace(
+            program, state=state, functions=functions, max_model_len=self.max_model_len
+        )
+        return PassResult(rewritten, modified=True)
+
+    def ensures(self, program: SpeculativeProgram) -> None:
+        promise(all(b.zone and b.bytes > 0 for b in program.state.values()), "a buffer has no place")
+
+    def _planned(self, buffer: StateBuffer) -> StateBuffer:
+        zone = "taps" if buffer.kind is StateKind.HIDDEN_STATES else (
+            "target" if buffer.owner is Owner.TARGET else "drafter"
+        )
+        return replace(buffer, type=self._sized(buffer.type), zone=zone)
+
+    def _sized(self, type_: TensorType) -> TensorType:
+        return TensorType(
+            type_.dtype, tuple(self.max_model_len if d == "S" else d for d in type_.shape)
+        )

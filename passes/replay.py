@@ -1,0 +1,93 @@
+"""Write a model's calls again inside another function, for another number of rows, with layers or the head left out."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from torch import fx
+
+from specc.ir import Function, SpeculativeProgram, TensorType
+from specc.ir.dialect import ops
+from specc.ir.graphs import Builder, results_of, state_name, type_of, weight_name
+from specc.passes.base import need
+
+
+@dataclass(frozen=True)
+class Part:
+    """One call of the target: `part` is embed, layer or head; results by index."""
+
+    node: fx.Node
+    part: str
+    layer: int
+
+
+def parts_of(function: Function) -> list[Part]:
+    """The calls of a target in order. Raises PassError before outline-layers."""
+    calls = [n for n in function.graph.nodes if n.op == "call_module"]
+    need(calls, f"{function.name} is one piece", "outline-layers")
+    return [Part(n, str(n.meta["part"]), int(n.meta["layer"])) for n in calls]
+
+
+def replay(
+    builder: Builder, program: SpeculativeProgram, function: str, inputs: dict[str, fx.Node],
+    rows: int | None, *, layers: Collection[int] | None = None, head: bool = True, taps: bool = True,
+    stream: Callable[[fx.Node], fx.Node] | None = None, head_row: fx.Node | None = None,
+) -> fx.Node | None:  # fmt: skip
+    """Append the body of `function` to `builder`; returns its logits, or None without the head.
+
+    `inputs`: values for `tokens` and `positions`. `rows`: T as a number, or None to keep it open. `layers`: those that
+    run; a layer left out passes its input on. `stream` makes what enters the first layer from the embedding's output
+    [rows, H]. `head_row`: i64[1], the only row whose logits are computed.
+    """
+    source = program.functions[function]
+    values: dict[fx.Node, fx.Node] = {n: inputs[n.name] for n in source.inputs}
+    for node in source.graph.nodes:
+        if node.op == "placeholder":
+            continue
+        if (weight := weight_name(node)) is not None:
+            values[node] = builder.weight(weight, type_of(node))
+        elif (state := state_name(node)) is not None:
+            values[node] = builder.state(state, program.state[state].type)
+        elif node.op == "call_module":
+            part = node.meta["part"]
+            if part == "head" and not head:
+                continue
+            if part == "layer" and layers is not None and node.meta["layer"] not in layers:
+                values[_items(node)[0]] = values[node.args[0]]
+                continue
+            _call(builder, program, node, values, rows, head_row if part == "head" else None)
+            if part == "embed" and stream is not None:
+                values[_items(node)[0]] = stream(values[_items(node)[0]])
+        elif node.op == "call_function" and node.target is not operator.getitem and taps:
+            builder.op(node.target, *(values[a] for a in node.args), type_=None)
+    results = results_of(source.graph)
+    return values.get(results[0]) if results else None
+
+
+def _items(node: fx.Node) -> list[fx.Node]:
+    """The results of a call, in order."""
+    return sorted((u for u in node.users if u.target is operator.getitem), key=lambda u: u.args[1])
+
+
+def _call(
+    builder: Builder, program: SpeculativeProgram, node: fx.Node, values: dict[fx.Node, fx.Node],
+    rows: int | None, only_row: fx.Node | None,
+) -> None:  # fmt: skip
+    args = [values[a] for a in node.args]
+    if only_row is not None:
+        one = TensorType(type_of(args[0]).dtype, (1, *type_of(args[0]).shape[1:]))
+        args[0], rows = builder.op(ops.row.default, args[0], only_row, type_=one), 1
+    results = builder.call(program.functions[str(node.target)], args, rows, node.meta["writes"])
+    call = results[0].args[0]
+    assert isinstance(call, fx.Node)
+    call.meta["part"], call.meta["layer"] = node.meta["part"], node.meta["layer"]
+    for item in _items(node):
+        values[item] = results[item.args[1]]
+
+
+def token_inputs(builder: Builder, rows: int | str) -> dict[str, fx.Node]:
+    """Inputs `tokens` and `positions`, i64[rows] each."""
+    type_ = TensorType("i64", (rows,))
+    return {name: builder.input(name, type_) for name in ("tokens", "positions")}

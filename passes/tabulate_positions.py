@@ -1,0 +1,158 @@
+"""Replace what is computed from positions alone by rows of tables."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import fx
+
+from specc.errors import PassError
+from specc.ir import SpeculativeProgram, Weight
+from specc.ir.evaluate import evaluate
+from specc.ir.graphs import WEIGHT, copy_graph, drop_dead, type_of, weight_name
+from specc.ir.infer import infer_types
+from specc.ir.program import Function, Role
+from specc.passes.base import Pass, PassResult, need, promise
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class TabulatePositions(Pass):
+    """Cosines, sines and learned position embeddings become one row lookup each.
+
+    Before: cos = cos(positions * inv_freq)           After: cos = index_select(@table.0, 0, positions)
+
+    The table has `max_model_len` rows and is computed by the model's own operations, so it is exact. A value whose row
+    depends on other positions than its own (dynamic NTK scaling) is refused.
+    """
+
+    name: ClassVar[str] = "tabulate-positions"
+
+    max_model_len: int = 2048
+    """S: positions that tables and caches hold."""
+
+    prefix: str = ""
+    """Put before table names; tells a drafter's tables from the target's."""
+
+    def requires(self, program: SpeculativeProgram) -> None:
+        need("target" in program.functions, "there is no target", "an importer")
+
+    def call(self, program: SpeculativeProgram) -> PassResult:
+        target = program.functions["target"]
+        positional = _positional(target.graph)
+        edges = [
+            n for n in target.graph.nodes
+            if n in positional and n.op != "placeholder"
+            and any(u not in positional for u in n.users) and not _is_lookup(n)
+        ]  # fmt: skip
+        edges = [n for n in edges if not _comes_from_lookup(n)]
+        if not edges:
+            return PassResult(program, modified=False)
+        graph, copies = copy_graph(target.graph)
+        weights: dict[str, Weight] = {}
+        for number, edge in enumerate(edges):
+            name = f"{self.prefix}table.{number}"
+            table, dim = self._table(program, edge)
+            weights[name] = Weight.of(table)
+            _look_up(graph, copies[edge], name, weights[name], dim)
+        drop_dead(graph)
+        infer_types(graph)
+        function = Function("target", Role.TARGET, graph, target.outputs)
+        used = {name for n in graph.nodes if (name := weight_name(n)) is not None}
+        store = program.weights.updated(weights).only(used)
+        return PassResult(
+            replace(program, weights=store).with_functions(function), modified=True
+        )
+
+    def ensures(self, program: SpeculativeProgram) -> None:
+        graph = program.functions["target"].graph
+        positional = _positional(graph)
+        promise(
+            all(_is_lookup(n) or n.op == "placeholder" or _comes_from_lookup(n) for n in positional),
+            "something else than a table is computed from positions",
+        )
+
+    def _table(self, program: SpeculativeProgram, edge: fx.Node) -> tuple[torch.Tensor, int]:
+        """Rows [S, ...] of `edge` for positions 0..S-1, and the dimension that T had."""
+        shape = type_of(edge).shape
+        if shape.count("T") != 1:
+            raise PassError(
+                "SPECC-E0333", f"{edge.target} of positions has shape {type_of(edge)}",
+                where=str(edge.meta.get("layer", "")), expected="one dimension T",
+                cure="choose another architecture",
+            )  # fmt: skip
+        dim = shape.index("T")
+        every = torch.arange(self.max_model_len)
+        rows = self._rows(program, edge, every).movedim(dim, 0)
+        some = every.flip(0)[: max(2, self.max_model_len // 3)]
+        if not torch.equal(self._rows(program, edge, some).movedim(dim, 0), rows[some]):
+            raise PassError(
+                "SPECC-E0332",
+                "a position's value depends on the other positions of the call",
+                where=str(edge.meta.get("layer", "")),
+                found="dynamic rope scaling",
+                cure="use a static rope_type (llama3, yarn, longrope, linear) or a smaller --max-model-len",
+            )
+        return rows.contiguous(), dim
+
+    def _rows(self, program: SpeculativeProgram, edge: fx.Node, at: torch.Tensor) -> torch.Tensor:
+        graph = fx.Graph()
+        copies: dict[fx.Node, fx.Node] = {}
+        for node in program.functions["target"].graph.nodes:
+            wanted = node is edge or node.op == "placeholder" or weight_name(node) is not None
+            if wanted or all(s in copies for s in node.all_input_nodes):
+                if node.op != "output" and all(s in copies for s in node.all_input_nodes):
+                    copies[node] = graph.node_copy(node, copies.__getitem__)
+            if node is edge:
+                break
+        graph.output((copies[edge],))
+        drop_dead(graph)
+        alone = replace(
+            program, functions={"rows": Function("rows", Role.LEAF, graph, ("rows",))}
+        )
+        return evaluate(alone, "rows", [torch.zeros_like(at), at], {})[0]
+
+
+def _positional(graph: fx.Graph) -> set[fx.Node]:
+    """Nodes that depend on the input `positions` and on no other input."""
+    found: set[fx.Node] = set()
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            if node.name == "positions":
+                found.add(node)
+        elif node.op == "call_function":
+            sources = [s for s in node.all_input_nodes if weight_name(s) is None]
+            if sources and all(s in found for s in sources):
+                found.add(node)
+    return found
+
+
+def _is_lookup(node: fx.Node) -> bool:
+    return node.target is aten.index_select.default and weight_name(node.args[0]) is not None  # type: ignore[arg-type]
+
+
+_SHAPERS = {aten.reshape.default, aten.transpose.int, aten.movedim.int, aten.unsqueeze.default, aten.permute.default}
+
+
+def _comes_from_lookup(node: fx.Node) -> bool:
+    """Whether `node` only reshapes a looked-up row."""
+    while node.target in _SHAPERS and isinstance(node.args[0], fx.Node):
+        node = node.args[0]
+    return _is_lookup(node)
+
+
+def _look_up(graph: fx.Graph, edge: fx.Node, name: str, table: Weight, dim: int) -> None:
+    positions = next(n for n in graph.nodes if n.op == "placeholder" and n.name == "positions")
+    shape = type_of(edge).shape
+    with graph.inserting_before(edge):
+        reference = graph.create_node("get_attr", WEIGHT + name)
+        reference.meta["type"] = table.type
+        value = graph.call_function(aten.index_select.default, (reference, 0, positions))
+        if dim:
+            # The row's T goes back to where the model had it.
+            order = [*range(1, dim + 1), 0, *range(dim + 1, len(shape))]
+            value = graph.call_function(aten.permute.default, (value, order))
+    edge.replace_all_uses_with(value)
