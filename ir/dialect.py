@@ -26,31 +26,24 @@ def _op(schema: str, fake: Callable[..., object]) -> Callable[[Callable[..., obj
     return register
 
 
-def _scores(q: Tensor, k: Tensor, scale: float, softcap: float) -> Tensor:
-    """[H, T, S] scores of q [T, Hq, D] on k [Hkv, S, D]."""
-    k = k.repeat_interleave(q.shape[1] // k.shape[0], 0)
-    scores = torch.einsum("thd,hsd->hts", q, k) * scale
-    return softcap * torch.tanh(scores / softcap) if softcap > 0 else scores
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, scale: float, window: int, softcap: float
+) -> Tensor:
+    """Softmax attention of one query q [Hq, D] at the last of k [Hkv, n, D], v [Hkv, n, Dv] -> [Hq, Dv].
 
-
-def _attend(scores: Tensor, v: Tensor, visible: Tensor, sinks: Tensor | None) -> Tensor:
-    """Softmax over visible positions and weighted sum; rows that are not visible are never read."""
-    scores = torch.where(visible, scores.float(), -math.inf)
+    Row by row, so that a result cannot depend on rows it does not see, NaN or not, nor on how many share the call.
+    """
+    first = max(0, k.shape[1] - window) if window > 0 else 0
+    group = q.shape[0] // k.shape[0]
+    k, v = (x[:, first:].repeat_interleave(group, 0) for x in (k, v))
+    scores = torch.einsum("hd,hsd->hs", q, k) * scale
+    if softcap > 0:
+        scores = softcap * torch.tanh(scores / softcap)
+    scores = scores.float()
     if sinks is not None:
-        column = sinks.float().view(-1, 1, 1).expand(-1, scores.shape[1], 1)
-        scores = torch.cat([scores, column], -1)
-    weights = torch.softmax(scores, -1)
-    if sinks is not None:
-        weights = weights[..., :-1]
-    dead = ~visible.any(0)
-    v = torch.where(dead[None, :, None], 0.0, v).repeat_interleave(scores.shape[0] // v.shape[0], 0)
-    return torch.einsum("hts,hsd->thd", weights.to(v.dtype), v).contiguous()
-
-
-def _visible(query: Tensor, key: Tensor, window: int) -> Tensor:
-    """[T, S]: causal, and within `window` positions if that is positive."""
-    gap = query[:, None] - key[None, :]
-    return (gap >= 0) & (gap < window) if window > 0 else gap >= 0
+        scores = torch.cat([scores, sinks.float()[:, None]], -1)
+    weights = torch.softmax(scores, -1)[:, : k.shape[1]]
+    return torch.einsum("hs,hsd->hd", weights.to(v.dtype), v)
 
 
 @_op(
@@ -65,9 +58,11 @@ def _attention(
     softcap: float, layer: int,
 ) -> Tensor:  # fmt: skip
     """Causal attention before there is state. q [1, Hq, T, D], k, v [1, Hkv, T, D] -> [1, T, Hq, Dv]."""
-    rows = torch.arange(q.shape[2], device=q.device)
-    scores = _scores(q[0].transpose(0, 1), k[0], scale, softcap)
-    return _attend(scores, v[0], _visible(rows, rows, window), sinks)[None]
+    rows = [
+        _attend(q[0, :, t], k[0, :, : t + 1], v[0, :, : t + 1], sinks, scale, window, softcap)
+        for t in range(q.shape[2])
+    ]
+    return torch.stack(rows)[None]
 
 
 @_op(
@@ -103,12 +98,11 @@ def _cached_attention(
     softcap: float, sinks: Tensor | None,
 ) -> Tensor:  # fmt: skip
     """q [T, Hq, D] on caches [Hkv, S, D]; row t sees cache rows up to positions[t] -> [T, Hq, Dv]."""
-    length = int(positions.max()) + 1
-    k, v = k_cache[:, :length], v_cache[:, :length]
-    visible = _visible(positions, torch.arange(length), window)
-    dead = ~visible.any(0)
-    k = torch.where(dead[None, :, None], 0.0, k)
-    return _attend(_scores(q, k, scale, softcap), v, visible, sinks)
+    rows = [
+        _attend(row, k_cache[:, :end], v_cache[:, :end], sinks, scale, window, softcap)
+        for row, end in zip(q, (positions + 1).tolist(), strict=True)
+    ]
+    return torch.stack(rows)
 
 
 @_op(

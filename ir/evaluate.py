@@ -38,6 +38,9 @@ def _run(
     loaded: dict[str, torch.Tensor],
 ) -> list[torch.Tensor]:  # fmt: skip
     graph = program.functions[name].graph
+    expected = len(program.functions[name].inputs)
+    if len(inputs) != expected:
+        raise TypeError(f"{name} takes {expected} inputs, not {len(inputs)}")
     values: dict[fx.Node, Any] = {}
     remaining = iter(inputs)
     last_use = _last_uses(graph)
@@ -62,7 +65,7 @@ def _value(
         return loaded[weight]
     if (buffer := state_name(node)) is not None:
         return state[buffer]
-    args = fx.map_arg(node.args, values.__getitem__)
+    args: Any = fx.map_arg(node.args, values.__getitem__)
     if node.op == "call_module":
         return _run(program, str(node.target), args, state, loaded)
     if node.op == "call_function":

@@ -58,6 +58,21 @@ def drop_dead(graph: fx.Graph) -> int:
     return dead
 
 
+def backward_slice(result: fx.Node) -> fx.Graph:
+    """What computes `result` and no more, as a graph that returns it."""
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    wanted = {result}
+    for node in reversed(result.graph.nodes):
+        if node in wanted:
+            wanted.update(node.all_input_nodes)
+    for node in result.graph.nodes:
+        if node in wanted:
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+    graph.output((copies[result],))
+    return graph
+
+
 def copy_graph(graph: fx.Graph) -> tuple[fx.Graph, dict[fx.Node, fx.Node]]:
     """A copy that may be changed, and the map of old nodes to new ones. The output node is copied too."""
     new = fx.Graph()
@@ -107,8 +122,8 @@ class Builder:
             self._references[target] = node
         return self._references[target]
 
-    def op(self, target: Any, *args: Argument, type_: TensorType | None) -> fx.Node:
-        """A call of an operation that returns one tensor (or none)."""
+    def op(self, target: Any, *args: Argument, type_: TensorType | None = None) -> fx.Node:
+        """A call of an operation that returns one tensor (or none). Without a type, see `infer_types`."""
         node = self.graph.call_function(target, args)
         node.meta["type"] = type_
         return node
@@ -120,9 +135,8 @@ class Builder:
         return self._items(node)
 
     def call(
-        self, function: Function, args: Iterable[fx.Node], rows: int | None = None,
-        writes: bool = True,
-    ) -> list[fx.Node]:  # fmt: skip
+        self, function: Function, args: Iterable[fx.Node], rows: int | None = None
+    ) -> list[fx.Node]:
         """A call of another function; `rows` replaces T in its result types. Returns its results."""
         node = self.graph.create_node("call_module", function.name, tuple(args))
         dims: Mapping[str, int] = {} if rows is None else {"T": rows}
@@ -131,7 +145,7 @@ class Builder:
             for t in map(type_of, results_of(function.graph))
         ]
         node.meta["type"] = tuple(types)
-        node.meta["writes"] = writes
+        node.meta["writes"] = any(map(has_effect, function.graph.nodes))
         return self._items(node)
 
     def _items(self, node: fx.Node) -> list[fx.Node]:

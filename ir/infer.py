@@ -17,9 +17,9 @@ from specc.errors import InvalidProgramError
 from specc.ir.types import DTYPES, TensorType, dtype_name
 
 _ROWS = (5, 7)
-"""Two primes that are no common model width, so that T is recognised and not confused with one."""
-_POSITIONS = 11
-"""Stands for S where a state buffer's length is still open."""
+"""T in the two runs: a size that is 5 in the first and 7 in the second is T."""
+_POSITIONS = (11, 13)
+"""S in the two runs, where a state buffer's length is still open."""
 
 
 def infer_types(graph: fx.Graph, where: str = "") -> None:
@@ -27,7 +27,7 @@ def infer_types(graph: fx.Graph, where: str = "") -> None:
 
     Raises InvalidProgramError for an operation that cannot run on these types, or whose size is no plain T.
     """
-    runs = [_shapes(graph, rows, where) for rows in _ROWS]
+    runs = [_shapes(graph, *dims, where) for dims in zip(_ROWS, _POSITIONS, strict=True)]
     for node in graph.nodes:
         if node.op == "call_function" and node.target is not operator.getitem:
             node.meta["type"] = _unify(node, runs[0][node], runs[1][node], where)
@@ -36,13 +36,13 @@ def infer_types(graph: fx.Graph, where: str = "") -> None:
             node.meta["type"] = node.args[0].meta["type"][node.args[1]]
 
 
-def _shapes(graph: fx.Graph, rows: int, where: str) -> dict[fx.Node, Any]:
+def _shapes(graph: fx.Graph, rows: int, positions: int, where: str) -> dict[fx.Node, Any]:
     values: dict[fx.Node, Any] = {}
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+    with FakeTensorMode(allow_non_fake_inputs=True):
         for node in graph.nodes:
             if node.op in ("placeholder", "get_attr"):
                 type_: TensorType = node.meta["type"]
-                shape = type_.at(T=rows, S=_POSITIONS)
+                shape = type_.at(T=rows, S=positions)
                 values[node] = torch.empty(shape, dtype=DTYPES[type_.dtype])
             elif node.op == "call_function":
                 target: Callable[..., Any] = node.target
@@ -57,7 +57,6 @@ def _shapes(graph: fx.Graph, rows: int, where: str) -> dict[fx.Node, Any]:
                         where=_place(node, where),
                         cure="report the model's architecture and configuration",
                     ) from error
-        del mode
     return values
 
 
@@ -68,9 +67,9 @@ def _unify(node: fx.Node, small: Any, large: Any, where: str) -> Any:
         dims: list[int | str] = []
         for a, b in zip(small.shape, large.shape, strict=True):
             if a == b:
-                dims.append("S" if a == _POSITIONS else int(a))
-            elif (a, b) == _ROWS:
-                dims.append("T")
+                dims.append(int(a))
+            elif (a, b) in (_ROWS, _POSITIONS):
+                dims.append("T" if (a, b) == _ROWS else "S")
             else:
                 raise _open_size(node, small, large, where)
         return TensorType(dtype_name(small.dtype), tuple(dims))

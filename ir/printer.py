@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Iterator
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 from torch import fx
 
 from specc.ir.graphs import state_name, weight_name
-from specc.ir.program import Function, Role, SpeculativeProgram
+from specc.ir.program import Contract, Function, Role, SpeculativeProgram
 
 
 def text(program: SpeculativeProgram) -> str:
@@ -19,20 +20,30 @@ def text(program: SpeculativeProgram) -> str:
 
 
 def _lines(program: SpeculativeProgram) -> Iterator[str]:
-    contract = program.contract
-    yield f"program {program.name}"
-    yield f"drafter {contract.kind} K={list(contract.num_speculative_tokens)}"
+    yield f"program {program.name} S={program.max_model_len} chunk={program.prefill_chunk}"
+    yield _drafter(program.contract)
     yield from map(str, program.state.values())
     order = {role: place for place, role in enumerate(Role)}
     for function in sorted(program.functions.values(), key=lambda f: order[f.role]):
         yield from function_lines(function)
 
 
+def _drafter(contract: Contract) -> str:
+    """The contract; what is empty is not shown."""
+    parts = [f"drafter {contract.kind} K={list(contract.num_speculative_tokens)}"]
+    parts += ["on the host"] if contract.host else []
+    for name in ("layers", "depths", "taps"):
+        if values := getattr(contract, name):
+            parts.append(f"{name}={list(values)}")
+    parts += [f"{name}={value}" for name, value in sorted(contract.options.items())]
+    return " ".join(parts)
+
+
 def function_lines(function: Function) -> Iterator[str]:
     """One function: its signature, then a line per operation. Values are numbered in order of appearance."""
     names: dict[fx.Node, str] = {}
-    used = function.graph.nodes
-    for node in used:
+    counter = itertools.count()
+    for node in function.graph.nodes:
         if (name := weight_name(node)) is not None:
             names[node] = f"@{name}"
         elif (name := state_name(node)) is not None:
@@ -40,10 +51,10 @@ def function_lines(function: Function) -> Iterator[str]:
         elif node.op == "placeholder":
             names[node] = f"%{node.name}"
         elif node.op in ("call_function", "call_module") and node.meta.get("type") is not None:
-            names[node] = f"%{sum(n.startswith('%') and n[1:].isdigit() for n in names.values())}"
+            names[node] = f"%{next(counter)}"
     inputs = ", ".join(f"{names[n]}: {n.meta['type']}" for n in function.inputs)
     yield f"fn {function.name}({inputs}) {{{function.role}}}:"
-    for node in used:
+    for node in function.graph.nodes:
         if node.op in ("call_function", "call_module"):
             yield f"  {_statement(node, names)}"
         elif node.op == "output":

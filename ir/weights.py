@@ -23,12 +23,12 @@ def content_hash(tensor: torch.Tensor) -> str:
     return digest.hexdigest()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Weight:
-    """A constant tensor. `load` returns it (mapped or computed); it is never written to."""
+    """A constant tensor. `load` returns it (mapped or computed); it is never written to. Compared by identity."""
 
     type: TensorType
-    load: Callable[[], torch.Tensor] = field(compare=False, repr=False)
+    load: Callable[[], torch.Tensor] = field(repr=False)
     derivation: str = ""
     """How a derived weight came about, from its sources' keys; empty for one with content of its own."""
 
@@ -53,7 +53,7 @@ class Weight:
 
 
 class WeightStore(Mapping[str, Weight]):
-    """Immutable mapping of names to weights; names with equal content share one weight object."""
+    """Immutable mapping of names to weights. Names with equal content have equal keys, and are saved once."""
 
     def __init__(self, weights: Mapping[str, Weight] | None = None) -> None:
         self._weights = dict(weights or {})
@@ -83,7 +83,7 @@ class WeightStore(Mapping[str, Weight]):
     def save(self, path: Path, metadata: Mapping[str, str] | None = None) -> None:
         """Write every distinct content once, under its canonical name, as safetensors."""
         names = sorted(set(self.canonical_names().values()))
-        tensors = {n: self._weights[n].load().contiguous() for n in names}
+        tensors = {n: _alone(self._weights[n].load()) for n in names}
         save_file(tensors, path, metadata=dict(metadata or {}))
 
     @classmethod
@@ -105,6 +105,12 @@ class WeightStore(Mapping[str, Weight]):
                 dtype = _SAFETENSORS_DTYPES[part.get_dtype()]
                 weights[name] = Weight(TensorType(dtype, tuple(part.get_shape())), lazy(name))
         return cls(weights)
+
+
+def _alone(tensor: torch.Tensor) -> torch.Tensor:
+    """`tensor` in memory of its own: safetensors refuses views of one storage."""
+    shared = tensor.untyped_storage().nbytes() != tensor.nbytes
+    return tensor.clone(memory_format=torch.contiguous_format) if shared else tensor.contiguous()
 
 
 _SAFETENSORS_DTYPES = {

@@ -46,13 +46,13 @@ class AttachAdapter(Pass):
     """By depth."""
 
     def requires(self, program: SpeculativeProgram) -> None:
-        need("target" in program.functions, "there is no target", "an importer")
-        parts_of(program.functions["target"])
+        parts_of(program)
         for depth, adapter in self.adapters.items():
             count, width = program.model.num_layers, program.model.hidden_size
-            if not 0 < depth < count or adapter.embedding.shape != (width, width):
+            shapes = [tuple(t.shape) for t in (adapter.embedding, adapter.hidden, adapter.bias)]
+            if not 0 < depth < count or shapes != [(width, width), (width, width), (width,)]:
                 raise PassError(
-                    "SPECC-E0356", f"an adapter for depth {depth} of {tuple(adapter.embedding.shape)} does not fit",
+                    "SPECC-E0356", f"an adapter for depth {depth} of {shapes} does not fit",
                     expected=f"depth 1 to {count - 1}, {width} x {width}",
                     cure="fit the adapter on this model",
                 )  # fmt: skip
@@ -70,10 +70,14 @@ class AttachAdapter(Pass):
         )
         drafts = [_draft(program, depth) for depth in sorted(self.adapters)]
         contract = replace(program.contract, depths=tuple(sorted(self.adapters)))
-        return PassResult(replace(program, contract=contract).with_functions(*drafts), modified=True)
+        return PassResult(
+            replace(program, contract=contract).with_functions(*drafts), modified=True
+        )
 
     def ensures(self, program: SpeculativeProgram) -> None:
-        promise(all(f"draft_d{d}" in program.functions for d in self.adapters), "a depth is missing")
+        promise(
+            all(f"draft_d{d}" in program.functions for d in self.adapters), "a depth is missing"
+        )
 
 
 def _leaf(width: int) -> Function:
@@ -101,7 +105,7 @@ def _draft(program: SpeculativeProgram, depth: int) -> Function:
 
     def adapt(embedded: fx.Node) -> fx.Node:
         arguments = [embedded, hidden, *matrices]
-        adapted.extend(builder.call(program.functions["adapter"], arguments, 1, writes=False))
+        adapted.extend(builder.call(program.functions["adapter"], arguments, 1))
         return adapted[0]
 
     count = program.model.num_layers

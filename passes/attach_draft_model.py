@@ -39,7 +39,13 @@ class AttachDraftModel(Pass):
         need("prefill" in program.functions, "there is no prefill", "gather-logits")
         if self.drafter is None:
             raise PassError("SPECC-E0354", "no drafter was given", cure="add --drafter MODEL")
-        parts_of(self.drafter.functions["target"])
+        parts_of(self.drafter)
+        leaves = [n for n, f in self.drafter.functions.items() if f.role is Role.LEAF]
+        owners = {b.owner for b in self.drafter.state.values()}
+        need(
+            all(n.startswith(PREFIX) for n in leaves) and owners == {Owner.DRAFTER},
+            "the drafter has names of the target", "the pipeline `drafter` on it",
+        )  # fmt: skip
         theirs, ours = self.drafter.model.vocab_size, program.model.vocab_size
         if theirs != ours:
             raise PassError(

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from specc.errors import PassError
 from specc.ir import Role, SpeculativeProgram
 from specc.ir.graphs import Builder, results_of, type_of
 from specc.ir.program import Function
-from specc.passes.base import Pass, PassResult, need, promise
+from specc.passes.base import Pass, PassResult, promise
 from specc.passes.replay import parts_of, replay, token_inputs
 
 
@@ -29,8 +30,13 @@ class BuildVerify(Pass):
     """K, ascending; 0 is always there."""
 
     def requires(self, program: SpeculativeProgram) -> None:
-        need("target" in program.functions, "there is no target", "an importer")
-        parts_of(program.functions["target"])
+        if "verify_0" not in program.functions:
+            parts_of(program)
+        if any(k < 0 for k in self.num_speculative_tokens):
+            raise PassError(
+                "SPECC-E0358", f"K cannot be {min(self.num_speculative_tokens)}",
+                expected="0 or more drafts", cure="correct --num-speculative-tokens",
+            )  # fmt: skip
 
     def call(self, program: SpeculativeProgram) -> PassResult:
         if "verify_0" in program.functions:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -10,10 +11,18 @@ from torch import fx
 
 from specc.ir import Role, SpeculativeProgram, Weight
 from specc.ir.evaluate import evaluate
-from specc.ir.graphs import WEIGHT, copy_graph, drop_dead, has_effect, type_of, weight_name
+from specc.ir.graphs import (
+    WEIGHT,
+    backward_slice,
+    copy_graph,
+    drop_dead,
+    has_effect,
+    type_of,
+    weight_name,
+)
 from specc.ir.infer import infer_types
 from specc.ir.program import Function
-from specc.ir.types import TensorType
+from specc.ir.types import TensorType, itemsize
 from specc.passes.base import Pass, PassResult, need
 
 aten = torch.ops.aten
@@ -31,6 +40,8 @@ _IDENTITIES = {
 class Canonicalise(Pass):
     """Remove what does nothing, write every product with a weight as `linear`, fold constants.
 
+    A target with state or leaves is left as it is: order and effects would have to be kept.
+
     Cases:
         1. x = clone(y), view(y) of y's own shape, ...      -> y
         2. mul(x, 1.0), add(x, 0.0), div(x, 1.0)             -> x
@@ -46,25 +57,29 @@ class Canonicalise(Pass):
 
     def call(self, program: SpeculativeProgram) -> PassResult:
         target = program.functions["target"]
-        if any(node.op == "call_module" for node in target.graph.nodes):
+        if any(node.op == "call_module" or has_effect(node) for node in target.graph.nodes):
             return PassResult(program, modified=False)
         graph, _ = copy_graph(target.graph)
         weights: dict[str, Weight] = {}
-        changes = _drop_identities(graph)
-        changes += _write_linear(program, graph, weights)
-        changes += _fold_constants(program, graph, weights)
-        changes += _share(graph)
-        changes += drop_dead(graph)
-        if not changes:
+        modified = False
+        while _simplify(program, graph, weights):
+            modified = True
+        if not modified:
             return PassResult(program, modified=False)
         infer_types(graph)
         used = {name for node in graph.nodes if (name := weight_name(node)) is not None}
         store = program.weights.updated(weights).only(used)
         function = Function("target", Role.TARGET, graph, target.outputs)
-        rewritten = SpeculativeProgram(
-            **{**vars(program), "weights": store}
-        ).with_functions(function)
-        return PassResult(rewritten, modified=True)
+        return PassResult(replace(program, weights=store).with_functions(function), modified=True)
+
+
+def _simplify(program: SpeculativeProgram, graph: fx.Graph, weights: dict[str, Weight]) -> int:
+    """Every case once; returns how many nodes changed. One case makes work for another."""
+    changes = _drop_identities(graph)
+    changes += _write_linear(program, graph, weights)
+    changes += _fold_constants(program, graph, weights)
+    changes += _share(graph)
+    return changes + drop_dead(graph)
 
 
 def _drop_identities(graph: fx.Graph) -> int:
@@ -86,8 +101,8 @@ def _is_neutral(node: fx.Node) -> bool:
     if len(node.args) < 2 or isinstance(node.args[1], (fx.Node, list)):
         return False
     if node.target in (aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar):
-        return node.args[1] == 1
-    return node.target in (aten.add.Tensor, aten.sub.Tensor) and node.args[1] == 0
+        return bool(node.args[1] == 1)
+    return node.target in (aten.add.Tensor, aten.sub.Tensor) and bool(node.args[1] == 0)
 
 
 def _write_linear(program: SpeculativeProgram, graph: fx.Graph, weights: dict[str, Weight]) -> int:
@@ -104,7 +119,8 @@ def _write_linear(program: SpeculativeProgram, graph: fx.Graph, weights: dict[st
         if transposed is None or (bias is not None and weight_name(bias) is None):
             continue
         with graph.inserting_before(node):
-            new = graph.call_function(aten.linear.default, (x, transposed, bias))
+            new = graph.call_function(aten.linear.default, (x, transposed) if bias is None else (x, transposed, bias)
+            )
         new.meta.update(node.meta)
         node.replace_all_uses_with(new)
         changes += 1
@@ -115,14 +131,14 @@ def _transposed(
     program: SpeculativeProgram, graph: fx.Graph, matrix: Any, weights: dict[str, Weight]
 ) -> fx.Node | None:
     """A reference to the transpose of a two-dimensional weight, or None if `matrix` is something else."""
-    if matrix.target in (aten.t.default, aten.permute.default, aten.transpose.int):
+    if _is_transpose(matrix):
         inner: fx.Node = matrix.args[0]
         return inner if weight_name(inner) is not None and len(type_of(inner).shape) == 2 else None
     name = weight_name(matrix)
     if name is None or len(type_of(matrix).shape) != 2:
         return None
     type_ = type_of(matrix)
-    weights[f"{name}.T"] = program.weights[name].derive(
+    weights[f"{name}.T"] = (weights.get(name) or program.weights[name]).derive(
         "transpose", TensorType(type_.dtype, type_.shape[::-1]), lambda w: w.t().contiguous()
     )
     with graph.inserting_before(matrix):
@@ -131,8 +147,35 @@ def _transposed(
     return node
 
 
-def _fold_constants(program: SpeculativeProgram, graph: fx.Graph, weights: dict[str, Weight]) -> int:
-    """Case 4, one weight for each maximal constant subgraph. Results larger than their sources stay."""
+def _is_transpose(node: fx.Node) -> bool:
+    """For a matrix: whether its two dimensions are swapped."""
+    args: Any = node.args
+    if node.target is aten.permute.default:
+        return [d % 2 for d in args[1]] == [1, 0]
+    if node.target is aten.transpose.int:
+        return bool((args[1] - args[2]) % 2)
+    return node.target is aten.t.default
+
+
+_SMALL = 1 << 20
+"""Bytes that any constant may have."""
+
+
+def _grows(node: fx.Node) -> bool:
+    """Whether the constant `node` is large, and larger than the weights it is made of."""
+    sources = [n for n in backward_slice(node).nodes if weight_name(n) is not None]
+    return _bytes(node) > max(_SMALL, sum(map(_bytes, sources)))
+
+
+def _bytes(node: fx.Node) -> int:
+    type_ = type_of(node)
+    return itemsize(type_.dtype) * math.prod(type_.at())
+
+
+def _fold_constants(
+    program: SpeculativeProgram, graph: fx.Graph, weights: dict[str, Weight]
+) -> int:
+    """Case 4, one weight for each maximal constant subgraph. Large ones that outgrow their sources stay."""
     constant: set[fx.Node] = set()
     for node in graph.nodes:
         if weight_name(node) is not None:
@@ -145,9 +188,11 @@ def _fold_constants(program: SpeculativeProgram, graph: fx.Graph, weights: dict[
         wanted = node in constant and node.op == "call_function"
         if not wanted or all(user in constant for user in node.users) or not node.users:
             continue
-        if not isinstance(node.meta["type"], TensorType):
+        if not isinstance(node.meta["type"], TensorType) or _grows(node):
             continue
         name = f"folded.{node.name}"
+        while name in program.weights or name in weights:
+            name += "+"
         weights[name] = Weight.of(_constant_value(program, weights, node))
         with graph.inserting_before(node):
             reference = graph.create_node("get_attr", WEIGHT + name)
@@ -176,19 +221,9 @@ def _constant_value(
     program: SpeculativeProgram, weights: dict[str, Weight], node: fx.Node
 ) -> torch.Tensor:
     """Evaluate a subgraph that needs no input."""
-    graph = fx.Graph()
-    mapping: dict[fx.Node, fx.Node] = {}
-
-    def visit(source: fx.Node) -> fx.Node:
-        if source not in mapping:
-            for inner in source.all_input_nodes:
-                visit(inner)
-            mapping[source] = graph.node_copy(source, mapping.__getitem__)
-        return mapping[source]
-
-    graph.output((visit(node),))
-    alone = SpeculativeProgram(
-        "constant", program.model, {"f": Function("f", Role.LEAF, graph, ("value",))},
+    alone = replace(
+        program,
+        functions={"f": Function("f", Role.LEAF, backward_slice(node), ("value",))},
         weights=program.weights.updated(weights),
-    )  # fmt: skip
+    )
     return evaluate(alone, "f", [], {})[0].contiguous().clone()

@@ -35,6 +35,11 @@ class DeclareDrafter(Pass):
     options: Mapping[str, int | float] = field(default_factory=dict)
 
     def requires(self, program: SpeculativeProgram) -> None:
+        if self.host and self.kind not in HOST_OPTIONS:
+            raise PassError(
+                "SPECC-E0359", f"there is no host drafter {self.kind}",
+                expected=", ".join(HOST_OPTIONS), cure="choose another --method",
+            )  # fmt: skip
         known = HOST_OPTIONS.get(self.kind, {})
         for name, value in self.options.items():
             if name not in known or not known[name][1] <= value <= known[name][2]:
@@ -44,10 +49,22 @@ class DeclareDrafter(Pass):
                     expected=allowed or "no options", cure="correct --drafter-options",
                 )  # fmt: skip
 
+        settings = self._options()
+        least, most = settings.get("prompt_lookup_min", 0), settings.get("prompt_lookup_max", 0)
+        if least > most:
+            raise PassError(
+                "SPECC-E0357", f"{self.kind} cannot look up {least} to {most} tokens",
+                expected="prompt_lookup_min up to prompt_lookup_max",
+                cure="correct --drafter-options",
+            )  # fmt: skip
+
+    def _options(self) -> dict[str, int | float]:
+        """All options, defaults included."""
+        return {n: o[0] for n, o in HOST_OPTIONS.get(self.kind, {}).items()} | dict(self.options)
+
     def call(self, program: SpeculativeProgram) -> PassResult:
-        defaults = {n: o[0] for n, o in HOST_OPTIONS.get(self.kind, {}).items()}
         contract = replace(
-            program.contract, kind=self.kind, host=self.host, options={**defaults, **self.options}
+            program.contract, kind=self.kind, host=self.host, options=self._options()
         )
         changed = contract != program.contract
         return PassResult(replace(program, contract=contract), modified=changed)

@@ -35,6 +35,10 @@ class FuseRound(Pass):
 
     def requires(self, program: SpeculativeProgram) -> None:
         need("accept_0" in program.functions, "there is no accept", "build-accept")
+        drafts = any(f.role is Role.DRAFT for f in program.functions.values())
+        silent = program.contract.num_speculative_tokens == (0,)
+        attach = "prune-layers, attach-draft-model or attach-adapter"
+        need(program.contract.host or drafts or silent, "nothing drafts", attach)
 
     def call(self, program: SpeculativeProgram) -> PassResult:
         if "round_0" in program.functions:
@@ -74,7 +78,7 @@ class _Round:
         functions = self.program.functions
         (logits,) = builder.call(functions[f"verify_{k}"], [tokens, positions])
         arguments = [tokens, logits, self.length, self.temperature, self.seed]
-        results = builder.call(functions[f"accept_{k}"], arguments, writes=False)
+        results = builder.call(functions[f"accept_{k}"], arguments)
         name = f"round_{k}_d{self.depth}" if self.depth else f"round_{k}"
         return Function(name, Role.ROUND, builder.output(*results), ("tokens", "accepted"))
 

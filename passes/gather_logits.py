@@ -28,7 +28,7 @@ class GatherLogits(Pass):
     """Most rows of one prefill call."""
 
     def requires(self, program: SpeculativeProgram) -> None:
-        parts_of(program.functions["target"])
+        parts_of(program)
 
     def call(self, program: SpeculativeProgram) -> PassResult:
         if "prefill" in program.functions:
@@ -40,5 +40,5 @@ class GatherLogits(Pass):
         return PassResult(rewritten, modified=True)
 
     def ensures(self, program: SpeculativeProgram) -> None:
-        calls = {p.part for p in parts_of(program.functions["prefill"])}
+        calls = {p.part for p in parts_of(program, "prefill")}
         promise("head" not in calls, "prefill computes logits")

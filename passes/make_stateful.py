@@ -28,7 +28,7 @@ class MakeStateful(Pass):
             cache_write($v.0, v', positions)
             o = cached_attention(q', $k.0, $v.0, positions)
 
-    Rows beyond the committed length may hold anything: attention reads position p's row only for queries at p or later.
+    Attentions on the same keys and values (layers that share them) share one cache. Rows beyond the committed length may hold anything: attention reads position p's row only for queries at p or later.
     """
 
     name: ClassVar[str] = "make-stateful"
@@ -46,42 +46,56 @@ class MakeStateful(Pass):
         graph, _ = copy_graph(target.graph)
         positions = next(n for n in graph.nodes if n.name == "positions")
         state: list[StateBuffer] = []
+        caches: dict[tuple[fx.Node, fx.Node], list[fx.Node]] = {}
         for number, node in enumerate(_attentions(graph)):
-            state += self._rewrite(graph, node, positions, number)
+            k, v = node.args[1:3]
+            if (k, v) not in caches:
+                buffers, caches[k, v] = self._cache(graph, node, positions, number)  # type: ignore[index]
+                state += buffers
+            _rewrite(graph, node, caches[k, v], positions)  # type: ignore[index]
         infer_types(graph)
         function = Function("target", Role.TARGET, graph, target.outputs)
         return PassResult(program.with_functions(function).with_state(*state), modified=True)
 
     def ensures(self, program: SpeculativeProgram) -> None:
-        promise(not _attentions(program.functions["target"].graph), "attention without state is left")
+        promise(
+            not _attentions(program.functions["target"].graph), "attention without state is left"
+        )
 
-    def _rewrite(
+    def _cache(
         self, graph: fx.Graph, node: fx.Node, positions: fx.Node, number: int
-    ) -> list[StateBuffer]:
-        q, k, v, sinks, scale, window, softcap, _layer = node.args
-        buffers = []
-        caches = []
-        with graph.inserting_before(node):
-            for letter, rows in (("k", k), ("v", v)):
-                _, heads, _, width = type_of(rows).shape  # type: ignore[arg-type]
-                buffer = StateBuffer(
-                    f"{self.owner}.{letter}.{number}",
-                    TensorType(type_of(rows).dtype, (heads, "S", width)),  # type: ignore[arg-type]
-                    StateKind.KV_CACHE, self.owner,
-                )  # fmt: skip
+    ) -> tuple[list[StateBuffer], list[fx.Node]]:
+        """Write the keys and values of the attention `node` to state; the buffers, and references to them."""
+        buffers, caches = [], []
+        for letter, rows in zip(("k", "v"), node.args[1:3], strict=True):
+            assert isinstance(rows, fx.Node)
+            _, heads, _, width = type_of(rows).shape
+            buffer = StateBuffer(
+                f"{self.owner}.{letter}.{number}",
+                TensorType(type_of(rows).dtype, (heads, "S", width)),
+                StateKind.KV_CACHE, self.owner,
+            )  # fmt: skip
+            with graph.inserting_before(node):
                 cache = graph.create_node("get_attr", STATE + buffer.name)
                 cache.meta["type"] = buffer.type
-                by_row = _rows_first(graph, rows)  # type: ignore[arg-type]
+                by_row = _rows_first(graph, rows)
                 graph.call_function(ops.cache_write.default, (cache, by_row, positions))
-                buffers.append(buffer)
-                caches.append(cache)
-            arguments = (_rows_first(graph, q), *caches, positions, scale, window, softcap, sinks)  # type: ignore[arg-type]
-            attended = graph.call_function(ops.cached_attention.default, arguments)
-            attended.meta["layer"] = node.meta.get("layer", "")
-            result = graph.call_function(aten.unsqueeze.default, (attended, 0))
-        node.replace_all_uses_with(result)
-        graph.erase_node(node)
-        return buffers
+            buffers.append(buffer)
+            caches.append(cache)
+        return buffers, caches
+
+
+def _rewrite(graph: fx.Graph, node: fx.Node, caches: list[fx.Node], positions: fx.Node) -> None:
+    """Put attention over `caches` in place of the attention `node`."""
+    q, _, _, sinks, scale, window, softcap, _layer = node.args
+    assert isinstance(q, fx.Node)
+    with graph.inserting_before(node):
+        arguments = (_rows_first(graph, q), *caches, positions, scale, window, softcap, sinks)
+        attended = graph.call_function(ops.cached_attention.default, arguments)
+        attended.meta["layer"] = node.meta.get("layer", "")
+        result = graph.call_function(aten.unsqueeze.default, (attended, 0))
+    node.replace_all_uses_with(result)
+    graph.erase_node(node)
 
 
 def _attentions(graph: fx.Graph) -> list[fx.Node]:

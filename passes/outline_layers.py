@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -9,7 +10,7 @@ from torch import fx
 
 from specc.ir import Role, SpeculativeProgram
 from specc.ir.dialect import ops
-from specc.ir.graphs import Builder, state_name, type_of, weight_name
+from specc.ir.graphs import Builder, has_effect, state_name, type_of, weight_name
 from specc.ir.program import Function
 from specc.ir.types import TensorType
 from specc.passes.base import Pass, PassResult, need, promise
@@ -60,7 +61,6 @@ class OutlineLayers(Pass):
             call = results[0].args[0]
             assert isinstance(call, fx.Node)
             call.meta["part"], call.meta["layer"] = segment.part, segment.layer
-            call.meta["writes"] = segment.writes
             values.update(zip(segment.outputs, results, strict=True))
         logits = values[segments[-1].outputs[0]]
         function = Function("target", Role.TARGET, builder.output(logits), target.outputs)
@@ -72,8 +72,13 @@ class OutlineLayers(Pass):
 
     def ensures(self, program: SpeculativeProgram) -> None:
         nodes = program.functions["target"].graph.nodes
-        promise(all(n.op != "call_function" or "getitem" in str(n.target) for n in nodes),
-                "the target computes something outside its leaves")  # fmt: skip
+        promise(
+            all(
+                n.op != "call_function" or n.target is operator.getitem or has_effect(n)
+                for n in nodes
+            ),
+            "the target computes something outside its leaves",
+        )
 
     def _leaf(self, segment: Segment, leaves: dict[str, Function]) -> Function:
         """The leaf for this segment, made if there is no equal one yet."""

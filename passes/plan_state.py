@@ -55,11 +55,15 @@ class PlanState(Pass):
         return PassResult(rewritten, modified=True)
 
     def ensures(self, program: SpeculativeProgram) -> None:
-        promise(all(b.zone and b.bytes > 0 for b in program.state.values()), "a buffer has no place")
+        promise(
+            all(b.zone and b.bytes > 0 for b in program.state.values()), "a buffer has no place"
+        )
 
     def _planned(self, buffer: StateBuffer) -> StateBuffer:
-        zone = "taps" if buffer.kind is StateKind.HIDDEN_STATES else (
-            "target" if buffer.owner is Owner.TARGET else "drafter"
+        zone = (
+            "taps"
+            if buffer.kind is StateKind.HIDDEN_STATES
+            else ("target" if buffer.owner is Owner.TARGET else "drafter")
         )
         return replace(buffer, type=self._sized(buffer.type), zone=zone)
 

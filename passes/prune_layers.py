@@ -30,9 +30,11 @@ class PruneLayers(Pass):
     """Layers that the draft keeps, ascending."""
 
     def requires(self, program: SpeculativeProgram) -> None:
-        parts_of(program.functions["target"])
+        parts_of(program)
         count = program.model.num_layers
-        good = list(self.layers) == sorted(set(self.layers)) and all(0 <= j < count for j in self.layers)
+        good = list(self.layers) == sorted(set(self.layers)) and all(
+            0 <= j < count for j in self.layers
+        )
         if not good or len(self.layers) in (0, count):
             raise PassError(
                 "SPECC-E0352",
@@ -50,10 +52,8 @@ class PruneLayers(Pass):
         assert logits is not None
         draft = Function("draft", Role.DRAFT, builder.output(logits), ("logits",))
         contract = replace(program.contract, layers=self.layers)
-        return PassResult(
-            replace(program, contract=contract).with_functions(draft), modified=True
-        )
+        return PassResult(replace(program, contract=contract).with_functions(draft), modified=True)
 
     def ensures(self, program: SpeculativeProgram) -> None:
-        kept = tuple(p.layer for p in parts_of(program.functions["draft"]) if p.part == "layer")
+        kept = tuple(p.layer for p in parts_of(program, "draft") if p.part == "layer")
         promise(kept == self.layers, f"draft runs layers {kept}")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from specc.ir import Function, SpeculativeProgram, TensorType
+from specc.ir import SpeculativeProgram, TensorType
 from specc.ir.dialect import ops
 from specc.ir.graphs import Builder, results_of, state_name, type_of, weight_name
 from specc.passes.base import need
@@ -23,10 +23,11 @@ class Part:
     layer: int
 
 
-def parts_of(function: Function) -> list[Part]:
-    """The calls of a target in order. Raises PassError before outline-layers."""
-    calls = [n for n in function.graph.nodes if n.op == "call_module"]
-    need(calls, f"{function.name} is one piece", "outline-layers")
+def parts_of(program: SpeculativeProgram, name: str = "target") -> list[Part]:
+    """The calls of the target, or of a function made from it, in order. Raises PassError before outline-layers."""
+    need(name in program.functions, f"there is no {name}", "an importer")
+    calls = [n for n in program.functions[name].graph.nodes if n.op == "call_module"]
+    need(calls, f"{name} is one piece", "outline-layers")
     return [Part(n, str(n.meta["part"]), int(n.meta["layer"])) for n in calls]
 
 
@@ -55,7 +56,9 @@ def replay(
             if part == "head" and not head:
                 continue
             if part == "layer" and layers is not None and node.meta["layer"] not in layers:
-                values[_items(node)[0]] = values[node.args[0]]
+                stream_in = node.args[0]
+                assert isinstance(stream_in, fx.Node)
+                values[_items(node)[0]] = values[stream_in]
                 continue
             _call(builder, program, node, values, rows, head_row if part == "head" else None)
             if part == "embed" and stream is not None:
@@ -68,7 +71,13 @@ def replay(
 
 def _items(node: fx.Node) -> list[fx.Node]:
     """The results of a call, in order."""
-    return sorted((u for u in node.users if u.target is operator.getitem), key=lambda u: u.args[1])
+    return sorted((u for u in node.users if u.target is operator.getitem), key=_index)
+
+
+def _index(item: fx.Node) -> int:
+    index = item.args[1]
+    assert isinstance(index, int)
+    return index
 
 
 def _call(
@@ -79,12 +88,12 @@ def _call(
     if only_row is not None:
         one = TensorType(type_of(args[0]).dtype, (1, *type_of(args[0]).shape[1:]))
         args[0], rows = builder.op(ops.row.default, args[0], only_row, type_=one), 1
-    results = builder.call(program.functions[str(node.target)], args, rows, node.meta["writes"])
+    results = builder.call(program.functions[str(node.target)], args, rows)
     call = results[0].args[0]
     assert isinstance(call, fx.Node)
     call.meta["part"], call.meta["layer"] = node.meta["part"], node.meta["layer"]
     for item in _items(node):
-        values[item] = results[item.args[1]]
+        values[item] = results[_index(item)]
 
 
 def token_inputs(builder: Builder, rows: int | str) -> dict[str, fx.Node]:

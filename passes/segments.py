@@ -6,7 +6,6 @@ begins at the last cut before attention j. Values that depend on positions alone
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -46,11 +45,6 @@ class Segment:
         self.inputs = sorted(seen, key=_input_rank)
 
     @property
-    def writes(self) -> bool:
-        """Whether state is written here."""
-        return any(has_effect(n) for n in self.nodes)
-
-    @property
     def output_names(self) -> tuple[str, ...]:
         """x, or logits; the shared values of the first segment have numbers."""
         if self.part == "head":
@@ -59,17 +53,14 @@ class Segment:
 
     def canonical(self) -> str:
         """Equal for segments that compute the same on corresponding inputs."""
-        number = {n: i for i, n in enumerate([*self._shape_order(), *self.nodes])}
+        number = {n: i for i, n in enumerate([*self.inputs, *self.nodes])}
         shared = [n.name for n in self.inputs if _input_rank(n) == 0 and n is not self.stream_in]
         types = [str(type_of(n)) for n in self.inputs]
         body = [
-            (str(n.target), fx.map_arg(n.args, lambda s: f"%{number[s]}"), str(n.kwargs))
+            (str(n.target), *fx.map_arg((n.args, n.kwargs), lambda s: f"%{number[s]}"))
             for n in self.nodes
         ]
-        return repr((shared, types, body))
-
-    def _shape_order(self) -> Sequence[fx.Node]:
-        return self.inputs
+        return repr((shared, types, body, [number[n] for n in self.outputs]))
 
 
 def _input_rank(node: fx.Node) -> int:
@@ -84,13 +75,18 @@ def cut(graph: fx.Graph) -> list[Segment]:
     body = [n for n in nodes if n in hidden or has_effect(n)]
     attentions = [i for i, n in enumerate(body) if n.target is ops.cached_attention.default]
     if not attentions:
-        raise PassError("SPECC-E0341", "the target has no attention", cure="choose a transformer decoder")
+        raise PassError(
+            "SPECC-E0341", "the target has no attention", cure="choose a transformer decoder"
+        )
     cuts = _cuts(graph, body, hidden)
     starts = [_last_cut(cuts, body, attentions, j) for j in range(len(attentions))]
     ends = [*starts[1:], _end_of_last(body, cuts, starts, attentions)]
     streams = [cuts[s] for s in (*starts, ends[-1])]
-    used_later = [n for n in shared if any(u in set(body[starts[0] + 1 :]) for u in n.users)]
-    segments = [Segment("embed", -1, [*shared, *body[: starts[0] + 1]], None, [streams[0], *used_later])]
+    later = set(body[starts[0] + 1 :])
+    used_later = [n for n in shared if not later.isdisjoint(n.users)]
+    segments = [
+        Segment("embed", -1, [*shared, *body[: starts[0] + 1]], None, [streams[0], *used_later])
+    ]
     kinds: dict[str, int] = {}
     for j, (start, end) in enumerate(zip(starts, ends, strict=True)):
         layer = Segment("layer", j, body[start + 1 : end + 1], streams[j], [streams[j + 1]])
@@ -104,7 +100,9 @@ def _hidden(graph: fx.Graph) -> set[fx.Node]:
     """Nodes that depend on the tokens (or on state, which does)."""
     found: set[fx.Node] = set()
     for node in graph.nodes:
-        is_source = (node.op == "placeholder" and node.name == "tokens") or state_name(node) is not None
+        is_source = (node.op == "placeholder" and node.name == "tokens") or state_name(
+            node
+        ) is not None
         if is_source or any(s in found for s in node.all_input_nodes):
             found.add(node)
     return found
@@ -119,19 +117,24 @@ def _cuts(graph: fx.Graph, body: list[fx.Node], hidden: set[fx.Node]) -> dict[in
     cuts: dict[int, fx.Node] = {}
     for i, node in enumerate(body):
         if node in hidden and not has_effect(node):
-            last = len(body) if node in results else max((place[u] for u in node.users if u in place), default=i)
+            last = (
+                len(body)
+                if node in results
+                else max((place[u] for u in node.users if u in place), default=i)
+            )
             alive.add(node)
             ends.setdefault(last, []).append(node)
         alive.difference_update(ends.get(i, ()))
         if len(alive) == 1:
             (stream,) = alive
-            if _is_stream(type_of(stream)):
+            if _is_stream(stream.meta["type"]):
                 cuts[i] = stream
     return cuts
 
 
-def _is_stream(type_: TensorType) -> bool:
-    return len(type_.shape) == 3 and type_.shape[:2] == (1, "T")
+def _is_stream(type_: object) -> bool:
+    """[1, T, H]; a tuple, such as what native_layer_norm returns, is none."""
+    return isinstance(type_, TensorType) and len(type_.shape) == 3 and type_.shape[:2] == (1, "T")
 
 
 def _last_cut(cuts: dict[int, fx.Node], body: list[fx.Node], attentions: list[int], j: int) -> int:
@@ -193,6 +196,8 @@ def outline(segment: Segment) -> fx.Graph:
     for output in segment.outputs:
         value, type_ = values[output], type_of(output)
         if _is_stream(type_) and segment.part != "head" and output is segment.outputs[0]:
-            value = builder.op(aten.select.int, value, 0, 0, type_=TensorType(type_.dtype, type_.shape[1:]))
+            value = builder.op(
+                aten.select.int, value, 0, 0, type_=TensorType(type_.dtype, type_.shape[1:])
+            )
         results.append(value)
     return builder.output(*results)

@@ -11,7 +11,7 @@ from torch import fx
 from specc.errors import PassError
 from specc.ir import SpeculativeProgram, Weight
 from specc.ir.evaluate import evaluate
-from specc.ir.graphs import WEIGHT, copy_graph, drop_dead, type_of, weight_name
+from specc.ir.graphs import WEIGHT, backward_slice, copy_graph, drop_dead, type_of, weight_name
 from specc.ir.infer import infer_types
 from specc.ir.program import Function, Role
 from specc.passes.base import Pass, PassResult, need, promise
@@ -34,44 +34,45 @@ class TabulatePositions(Pass):
     max_model_len: int = 2048
     """S: positions that tables and caches hold."""
 
-    prefix: str = ""
-    """Put before table names; tells a drafter's tables from the target's."""
-
     def requires(self, program: SpeculativeProgram) -> None:
         need("target" in program.functions, "there is no target", "an importer")
+        limit = program.model.max_position
+        if limit and self.max_model_len > limit:
+            raise PassError(
+                "SPECC-E0353", f"{program.name} has no {self.max_model_len} positions",
+                expected=f"at most {limit}, what the model was trained for",
+                cure="choose a smaller --max-model-len",
+            )  # fmt: skip
 
     def call(self, program: SpeculativeProgram) -> PassResult:
         target = program.functions["target"]
         positional = _positional(target.graph)
         edges = [
             n for n in target.graph.nodes
-            if n in positional and n.op != "placeholder"
-            and any(u not in positional for u in n.users) and not _is_lookup(n)
+            if n in positional and n.op != "placeholder" and not _comes_from_lookup(n)
+            and any(u not in positional for u in n.users)
         ]  # fmt: skip
-        edges = [n for n in edges if not _comes_from_lookup(n)]
         if not edges:
             return PassResult(program, modified=False)
         graph, copies = copy_graph(target.graph)
         weights: dict[str, Weight] = {}
         for number, edge in enumerate(edges):
-            name = f"{self.prefix}table.{number}"
+            name = f"table.{number}"
             table, dim = self._table(program, edge)
             weights[name] = Weight.of(table)
             _look_up(graph, copies[edge], name, weights[name], dim)
         drop_dead(graph)
         infer_types(graph)
         function = Function("target", Role.TARGET, graph, target.outputs)
-        used = {name for n in graph.nodes if (name := weight_name(n)) is not None}
+        used = {used_name for n in graph.nodes if (used_name := weight_name(n)) is not None}
         store = program.weights.updated(weights).only(used)
-        return PassResult(
-            replace(program, weights=store).with_functions(function), modified=True
-        )
+        return PassResult(replace(program, weights=store).with_functions(function), modified=True)
 
     def ensures(self, program: SpeculativeProgram) -> None:
         graph = program.functions["target"].graph
         positional = _positional(graph)
         promise(
-            all(_is_lookup(n) or n.op == "placeholder" or _comes_from_lookup(n) for n in positional),
+            all(n.op == "placeholder" or _comes_from_lookup(n) for n in positional),
             "something else than a table is computed from positions",
         )
 
@@ -87,8 +88,13 @@ class TabulatePositions(Pass):
         dim = shape.index("T")
         every = torch.arange(self.max_model_len)
         rows = self._rows(program, edge, every).movedim(dim, 0)
-        some = every.flip(0)[: max(2, self.max_model_len // 3)]
-        if not torch.equal(self._rows(program, edge, some).movedim(dim, 0), rows[some]):
+        # What depends on the longest position shows in a low part, what depends on order in a reversed one.
+        part = max(2, self.max_model_len // 3)
+        parts = [every[:part], every.flip(0)[:part]]
+        if any(
+            not torch.equal(self._rows(program, edge, some).movedim(dim, 0), rows[some])
+            for some in parts
+        ):
             raise PassError(
                 "SPECC-E0332",
                 "a position's value depends on the other positions of the call",
@@ -98,22 +104,11 @@ class TabulatePositions(Pass):
             )
         return rows.contiguous(), dim
 
-    def _rows(self, program: SpeculativeProgram, edge: fx.Node, at: torch.Tensor) -> torch.Tensor:
-        graph = fx.Graph()
-        copies: dict[fx.Node, fx.Node] = {}
-        for node in program.functions["target"].graph.nodes:
-            wanted = node is edge or node.op == "placeholder" or weight_name(node) is not None
-            if wanted or all(s in copies for s in node.all_input_nodes):
-                if node.op != "output" and all(s in copies for s in node.all_input_nodes):
-                    copies[node] = graph.node_copy(node, copies.__getitem__)
-            if node is edge:
-                break
-        graph.output((copies[edge],))
-        drop_dead(graph)
-        alone = replace(
-            program, functions={"rows": Function("rows", Role.LEAF, graph, ("rows",))}
-        )
-        return evaluate(alone, "rows", [torch.zeros_like(at), at], {})[0]
+    @staticmethod
+    def _rows(program: SpeculativeProgram, edge: fx.Node, at: torch.Tensor) -> torch.Tensor:
+        """What the model computes at `edge` for the positions `at`."""
+        rows = Function("rows", Role.LEAF, backward_slice(edge), ("rows",))
+        return evaluate(replace(program, functions={"rows": rows}), "rows", [at], {})[0]
 
 
 def _positional(graph: fx.Graph) -> set[fx.Node]:
@@ -131,10 +126,18 @@ def _positional(graph: fx.Graph) -> set[fx.Node]:
 
 
 def _is_lookup(node: fx.Node) -> bool:
-    return node.target is aten.index_select.default and weight_name(node.args[0]) is not None  # type: ignore[arg-type]
+    """Whether `node` is table[positions]."""
+    if node.target is not aten.index_select.default:
+        return False
+    table, dim, index = node.args
+    direct = isinstance(index, fx.Node) and index.op == "placeholder"
+    return isinstance(table, fx.Node) and weight_name(table) is not None and dim == 0 and direct
 
 
-_SHAPERS = {aten.reshape.default, aten.transpose.int, aten.movedim.int, aten.unsqueeze.default, aten.permute.default}
+_SHAPERS = {
+    aten.reshape.default, aten.transpose.int, aten.movedim.int, aten.unsqueeze.default,
+    aten.permute.default,
+}  # fmt: skip
 
 
 def _comes_from_lookup(node: fx.Node) -> bool:

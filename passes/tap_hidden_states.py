@@ -31,7 +31,13 @@ class TapHiddenStates(Pass):
     rows: int = 64
 
     def requires(self, program: SpeculativeProgram) -> None:
-        parts_of(program.functions["target"])
+        parts_of(program)
+        wanted = [j for j in self.layers if f"tap.{j}" not in program.state]
+        if wanted and "prefill" in program.functions:
+            raise PassError(
+                "SPECC-E0330", "prefill was made without these taps",
+                cure="run tap-hidden-states before gather-logits",
+            )  # fmt: skip
         for layer in self.layers:
             if not 0 <= layer <= program.model.num_layers:
                 raise PassError(
@@ -46,7 +52,7 @@ class TapHiddenStates(Pass):
         target = program.functions["target"]
         graph, copies = copy_graph(target.graph)
         buffers = []
-        for part in parts_of(target):
+        for part in parts_of(program):
             index = part.layer if part.part == "layer" else program.model.num_layers
             if part.part == "embed" or index not in wanted:
                 continue

@@ -28,7 +28,7 @@ _IGNORED = {
 
 def register() -> None:
     """Make `attn_implementation="specc"` known to transformers. Idempotent."""
-    from transformers import AttentionInterface, AttentionMaskInterface  # noqa: PLC0415 (heavy)
+    from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(NAME, _attention)
     AttentionMaskInterface.register(NAME, _mask)

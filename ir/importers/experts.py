@@ -17,7 +17,7 @@ NAME = "specc"
 
 def register() -> None:
     """Make `experts_implementation="specc"` known to transformers. Idempotent."""
-    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS  # noqa: PLC0415 (heavy)
+    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
     ALL_EXPERTS_FUNCTIONS.register(NAME, _experts)
 

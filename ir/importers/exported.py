@@ -14,9 +14,10 @@ from torch import fx
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
-from specc.errors import ModelError
+from specc.errors import InvalidProgramError, ModelError
 from specc.ir.graphs import WEIGHT, Builder, drop_dead
 from specc.ir.importers.masks import resolve_masks
+from specc.ir.importers.quiet import quiet
 from specc.ir.infer import infer_types
 from specc.ir.program import Function, Role
 from specc.ir.types import TensorType
@@ -34,7 +35,8 @@ def import_exported(program: ExportedProgram) -> tuple[Function, dict[str, Weigh
     `program` takes tokens i64[T] and positions i64[T] and returns logits [T, V].
     Raises ModelError for a symbolic size that cannot be removed or an input of another kind.
     """
-    program = program.run_decompositions({})
+    with quiet():
+        program = program.run_decompositions({})
     weights: dict[str, Weight] = {}
     builder = Builder()
     values: dict[fx.Node, Any] = {}
@@ -56,7 +58,13 @@ def import_exported(program: ExportedProgram) -> tuple[Function, dict[str, Weigh
     resolve_masks(builder.graph)
     drop_dead(builder.graph)
     _refuse_symbols(builder.graph)
-    infer_types(builder.graph)
+    try:
+        infer_types(builder.graph)
+    except InvalidProgramError as error:
+        raise ModelError(
+            "SPECC-E0225", error.what, where=error.where, expected=error.expected,
+            found=error.found, cure="choose another architecture; `specc doctor` lists those that work",
+        ) from error  # fmt: skip
     return Function("target", Role.TARGET, builder.graph, ("logits",)), weights
 
 

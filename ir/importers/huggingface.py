@@ -5,8 +5,8 @@ Only code that ships with transformers runs (`trust_remote_code=False`); weights
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -17,8 +17,10 @@ from torch import nn
 from specc.errors import ModelError
 from specc.ir.importers import attention, experts, refusals, rope
 from specc.ir.importers.exported import import_exported
+from specc.ir.importers.quiet import quiet
+from specc.ir.importers.rows import check_rows
 from specc.ir.program import ModelInfo, SpeculativeProgram
-from specc.ir.weights import WeightStore
+from specc.ir.weights import Weight, WeightStore
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -42,11 +44,13 @@ class _Rows(nn.Module):
 
 
 def import_model(
-    model: PreTrainedModel, name: str, max_model_len: int | None = None
-) -> SpeculativeProgram:
+    model: PreTrainedModel, name: str, max_model_len: int | None = None,
+    weights: Mapping[str, Weight] | None = None,
+) -> SpeculativeProgram:  # fmt: skip
     """Trace a loaded causal language model (float32; eval mode is set). The model is left as it was.
 
-    `max_model_len` decides what depends on the longest sequence (see `rope`).
+    `max_model_len` decides what depends on the longest sequence (see `rope`). `weights`, if given, are used in place of
+    the parameters of `model`, which then need not hold anything.
     Raises ModelError (SPECC-E02xx) for what cannot work, naming the layer.
     """
     attention.register()
@@ -55,14 +59,17 @@ def import_model(
     model = model.eval()
     with _as_specc(model), rope.frozen(model, max_model_len) as choice:
         exported = _trace(model, name)
-    function, weights = import_exported(exported)
+    function, constants = import_exported(exported)
+    if weights is not None:
+        constants = {n: weights.get(n, w) for n, w in constants.items()}
     info = model_info(model)
     if choice.limit:
         info = replace(info, max_position=choice.limit)
     program = SpeculativeProgram(
-        name, info, {function.name: function}, weights=WeightStore(weights),
+        name, info, {function.name: function}, weights=WeightStore(constants),
         provenance={"rope": choice.text} if choice.text else {},
     )  # fmt: skip
+    check_rows(program)
     return program
 
 
@@ -80,7 +87,7 @@ def _trace(model: PreTrainedModel, name: str) -> torch.export.ExportedProgram:
     rows = torch.export.Dim("rows", min=2, max=4096)
     tokens = torch.arange(6) % int(model.config.get_text_config().vocab_size)
     try:
-        with torch.no_grad(), _quiet():
+        with torch.no_grad(), quiet("torch"):
             return torch.export.export(
                 _Rows(model), (tokens, torch.arange(6)),
                 dynamic_shapes={"tokens": {0: rows}, "positions": {0: rows}}, strict=False,
@@ -104,18 +111,6 @@ def _reason(error: Exception) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep torch from printing whole graphs for what becomes a coded error."""
-    logger = logging.getLogger("torch")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
-
-
 def model_info(model: PreTrainedModel) -> ModelInfo:
     """Facts that outlive the graph, from the configuration."""
     config: Any = model.config.get_text_config()
@@ -123,7 +118,8 @@ def model_info(model: PreTrainedModel) -> ModelInfo:
     eos = getattr(generation, "eos_token_id", None)
     eos = config.eos_token_id if eos is None else eos
     ends = () if eos is None else tuple(eos) if isinstance(eos, (list, tuple)) else (eos,)
-    layers = [n for n, m in model.named_modules() if hasattr(m, "layer_idx")]
+    inside = [n for n, m in model.named_modules() if hasattr(m, "layer_idx")]
+    layers = dict.fromkeys(m[0] for m in (re.match(r".*?\.\d+(?=\.|$)", n) for n in inside) if m)
     return ModelInfo(
         architecture=str(config.model_type),
         vocab_size=int(config.vocab_size),

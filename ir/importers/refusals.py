@@ -74,7 +74,7 @@ def refuse_architecture(config: dict[str, Any], where: str) -> None:
 
 
 def _known(kind: str) -> bool:
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING  # noqa: PLC0415 (heavy)
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     return kind in CONFIG_MAPPING
 

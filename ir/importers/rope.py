@@ -67,7 +67,7 @@ def _kinds(module: nn.Module) -> Iterator[tuple[str, str]]:
 def _frequencies(
     module: Any, path: str, layer_type: str, kind: str, name: str, max_model_len: int | None
 ) -> tuple[Tensor, RopeChoice]:
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS  # noqa: PLC0415 (heavy)
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     config = module.config
     start: Tensor = getattr(module, name.replace("inv_freq", "original_inv_freq"))

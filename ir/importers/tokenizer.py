@@ -1,7 +1,8 @@
-"""A Hugging Face `tokenizer.json` -> the tables that the runtime's tokenizer reads (`tokenizer.bin`).
+"""A Hugging Face `tokenizer.json` -> `tokenizer.bin`, the tables that the runtime reads.
 
-Everything is data: no code of a model folder runs. A component that the runtime cannot repeat exactly is refused by
-name (SPECC-E0231). `truncation` and `padding` are left to the caller, as transformers leaves them.
+Everything is data: no code of a model folder runs. A component that the runtime cannot repeat
+exactly is refused by name (SPECC-E0231). `truncation` and `padding` are left to the caller, as
+transformers leaves them.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def compile_tokenizer(tokenizer_json: dict[str, Any] | Path | str) -> bytes:
             where="tokenizer.json",
             cure="save it again with the library that made it",
         ) from error
-    # Old files leave out fields that the library fills in, so the description it writes back is what counts.
+    # Old files leave out fields that the library fills in: what it writes back is complete.
     document = json.loads(reference.to_str())
     shared = Shared()
     pre_tokenizer, byte_level = stages.write_pre_tokenizer(document, shared)
@@ -101,6 +102,7 @@ def _write_tokens(document: dict[str, Any], reference: Tokenizer, byte_level: bo
     added = reference.get_added_tokens_decoder()
     for index in added:
         text = reference.id_to_token(index)
+        assert text is not None, f"added token {index} has no text"
         if index in texts and texts[index] != text and document["model"].get("ignore_merges"):
             refuse("an added token in place of another token", f"token {index}")
         texts[index] = text
@@ -146,7 +148,9 @@ def _write_added_tokens(reference: Tokenizer, shared: Shared) -> Section:
         if token.normalized and reference.normalizer is not None:
             text = reference.normalizer.normalize_str(text)
         if not text:
-            refuse(f"the added token {token.content!r}, which normalizes to nothing", "added_tokens")
+            refuse(
+                f"the added token {token.content!r}, which normalizes to nothing", "added_tokens"
+            )
         (normalized if token.normalized else exact)[text.encode()] = len(rows)
         rows.append((index, flags))
     section.u32(len(rows))
@@ -159,11 +163,10 @@ def _write_added_tokens(reference: Tokenizer, shared: Shared) -> Section:
 
 def _write_model(document: dict[str, Any], reference: Tokenizer, byte_level: bool) -> Section:
     model = document["model"]
-    if model["type"] == "BPE":
-        return _write_bpe(model, byte_level)
-    if model["type"] == "Unigram":
-        return _write_unigram(model)
-    refuse(f"the model {model['type']}", "model", "export the model's own BPE or Unigram tokenizer")
+    if model["type"] not in ("BPE", "Unigram"):
+        cure = "export the model's own BPE or Unigram tokenizer"
+        refuse(f"the model {model['type']}", "model", cure)
+    return _write_bpe(model, byte_level) if model["type"] == "BPE" else _write_unigram(model)
 
 
 def _byte_tokens(vocab: dict[str, int]) -> list[int]:
@@ -188,7 +191,9 @@ def _write_bpe(model: dict[str, Any], byte_level: bool) -> Section:
     reachable = not byte_level or NONE in bytes_first
     if model.get("unk_token") is not None and reachable:
         if model["unk_token"] not in vocab:
-            refuse(f"the unknown token {model['unk_token']!r}, which is not in the vocabulary", "model")
+            refuse(
+                f"the unknown token {model['unk_token']!r}, which is not in the vocabulary", "model"
+            )
         unknown = vocab[model["unk_token"]]
     section = Section()
     section.u32(_BPE, flags, unknown)

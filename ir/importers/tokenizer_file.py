@@ -1,4 +1,4 @@
-"""The container of `tokenizer.bin`: little-endian sections, and tables that the runtime uses in place.
+"""The container of `tokenizer.bin`: little-endian sections, tables for use in place.
 
 The layout is described in `runtime/cpp/tokenizer/README.md`.
 """
@@ -9,7 +9,8 @@ import struct
 import sys
 import zlib
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from typing import Any
 
 MAGIC = b"SPECCTOK"
 VERSION = 1
@@ -37,11 +38,10 @@ class Section:
         self.data += value
         self._align(4)
 
-    def array(self, kind: str, values: Sequence[float] | Iterable[int]) -> None:
-        """An array of `B` (u8), `I` (u32) or `d` (f64): count, then the values on an 8-byte boundary."""
-        items = values if isinstance(values, array) else array(kind, values)  # type: ignore[arg-type]
+    def array(self, kind: str, values: Iterable[Any]) -> None:
+        """Count, then the values (`B` u8, `I` u32, `d` f64) on an 8-byte boundary."""
+        items: array[Any] = array(kind, values)
         if sys.byteorder == "big":
-            items = array(kind, items)
             items.byteswap()
         self.u32(len(items))
         self._align(8)
@@ -84,7 +84,7 @@ def hash_bytes(data: bytes) -> int:
 
 
 def place(hashes: Iterable[int], count: int) -> tuple[list[int], int, int]:
-    """Open addressing: slots holding the index of each hash or `NONE`, the capacity, the longest probe."""
+    """Open addressing: slots (the index of a hash, or `NONE`), capacity, longest probe."""
     capacity = count + count // 2 + 1
     slots = [NONE] * capacity
     longest = 0
@@ -100,7 +100,7 @@ def place(hashes: Iterable[int], count: int) -> tuple[list[int], int, int]:
 
 
 def write_trie(section: Section, words: dict[bytes, int]) -> None:
-    """A trie in breadth-first order: the children of node i are nodes first[i] .. first[i + 1] - 1, by label."""
+    """A trie, breadth first: the children of node i are first[i] .. first[i + 1] - 1."""
     keys = sorted(words)
     labels = bytearray(1)
     values = array("I", [NONE])

@@ -1,7 +1,8 @@
 """Regular expressions of pre-tokenizers -> small programs for the runtime's matcher.
 
-The syntax is Oniguruma's, as `tokenizers` builds it. Whatever matches exactly one character (a class, a property,
-a letter under `(?i)`) is not interpreted here: `class_ranges` asks Oniguruma itself which code points it takes.
+The syntax is Oniguruma's, as `tokenizers` builds it. Whatever matches exactly one character (a
+class, a property, a letter under `(?i)`) is not interpreted here: `class_ranges` asks Oniguruma
+itself which code points it takes.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class Pool:
 
 @cache
 def _long_foldings() -> frozenset[str]:
-    """Strings of several letters that equal one character when case is ignored ("ss" and sharp s)."""
+    """Strings that equal one character when case is ignored ("ss" and sharp s)."""
     return frozenset(text for _, text in _folding_characters())
 
 
@@ -211,7 +212,9 @@ class _Parser:
     def _class_source(self) -> str:
         start = self.at
         depth = 0
-        while self.at < len(self.text):
+        while True:
+            if self.at >= len(self.text):
+                self.refuse("a bracket that never closes")
             if self._take("\\"):
                 self.at += 1
             elif self._peek("[:") and depth and ":]" in self.text[self.at :]:
@@ -226,7 +229,6 @@ class _Parser:
                     return self.text[start : self.at]
             else:
                 self.at += 1
-        self.refuse("a bracket that never closes")
 
     def _class(self, source: str) -> Node:
         if self.ignore_case:
@@ -276,9 +278,10 @@ class _Parser:
         else:
             return self._literal(ord(char))
         try:
-            return self._literal(int(digits, 16))
+            point = int(digits, 16)
         except ValueError:
             self.refuse(f"\\{char}{digits}")
+        return self._literal(point)
 
 
 def _width(node: Node) -> int | None:
@@ -374,12 +377,12 @@ class _Emitter:
             ranges = body.ranges or ((body.value, body.value),)
             self.put(node.mode, self.pool.add(ranges), node.least, node.most)
             return
+        if node.most > 1 and _may_be_empty(body):  # Oniguruma has rules of its own for these
+            self.parser.refuse("a repetition of something that may be empty")
         if node.mode == POSSESSIVE:
             greedy = Node("repeat", node.items, least=node.least, most=node.most)
             self._atomic(Node("atomic", (greedy,)))
             return
-        if node.most == INFINITE and _may_be_empty(body):
-            self.parser.refuse("an endless repetition of something that may be empty")
         for _ in range(node.least):
             self.emit(body)
         if node.most == INFINITE:

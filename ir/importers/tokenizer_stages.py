@@ -36,9 +36,7 @@ _D_BYTE_LEVEL, _D_REPLACE, _D_REPLACE_TEXT, _D_BYTE_FALLBACK, _D_FUSE, _D_STRIP,
     range(1, 8)
 )
 
-GPT2_PATTERN = (
-    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-)
+GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 """What ByteLevel splits by when it uses its own regular expression."""
 
 
@@ -54,7 +52,7 @@ _CHAR_TO_BYTE = {char: byte for byte, char in enumerate(BYTE_TO_CHAR)}
 
 
 def bytes_of_token(text: str) -> bytes | None:
-    """The bytes that a byte-level token stands for, or None if it is not written in that alphabet."""
+    """The bytes that a byte-level token stands for; None if it has other characters."""
     try:
         return bytes(_CHAR_TO_BYTE[char] for char in text)
     except KeyError:
@@ -67,7 +65,8 @@ def refuse(what: str, where: str, cure: str = "") -> NoReturn:
         "SPECC-E0231",
         f"the tokenizer uses {what}, which specc does not compile",
         where=f"tokenizer.json: {where}",
-        cure=cure or "compile without a tokenizer (token ids in and out), or ask for this component",
+        cure=cure
+        or "compile without a tokenizer (token ids in and out), or ask for this component",
     )
 
 
@@ -113,7 +112,7 @@ def _flatten(component: dict[str, Any] | None, key: str) -> Iterator[dict[str, A
 
 
 def _words_or_symbols(shared: Shared) -> list[tuple[int, int, int, int]]:
-    """`\\w+|[^\\w\\s]+` with the classes of Rust's regex crate."""
+    r"""`\w+|[^\w\s]+` with the classes of Rust's regex crate."""
     words = shared.pool.add(unicode.word())
     spaces_and_words = unicode.join(unicode.word(), unicode.whitespace())
     symbols = shared.pool.add(unicode.complement(spaces_and_words))
@@ -179,7 +178,7 @@ def write_normalizer(document: dict[str, Any], shared: Shared) -> Section:
 
 
 def write_unicode(shared: Shared) -> Section:
-    """Tables of the normalization forms in use: canonical and compatible decompositions, classes, compositions."""
+    """Tables of the normalization forms in use: decompositions, classes, compositions."""
     section = Section()
     _write_map(section, unicode.decompositions(compatible=False) if shared.forms & {0, 1} else {})
     _write_map(section, unicode.decompositions(compatible=True) if shared.forms & {2, 3} else {})
@@ -195,8 +194,8 @@ def write_unicode(shared: Shared) -> Section:
 def write_pre_tokenizer(document: dict[str, Any], shared: Shared) -> tuple[Section, bool]:
     """Operations that split the text, in order; and whether the model then works on plain bytes.
 
-    A final ByteLevel in front of BPE is left out: instead of renaming every byte to a character the runtime keeps the
-    bytes, and the vocabulary is stored as bytes.
+    A final ByteLevel in front of BPE is left out: instead of renaming every byte to a character
+    the runtime keeps the bytes, and the vocabulary is stored as bytes.
     """
     items = list(_flatten(document["pre_tokenizer"], "pretokenizers"))
     byte_level = (

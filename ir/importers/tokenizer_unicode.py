@@ -1,11 +1,13 @@
 """What Unicode says, asked of the `tokenizers` library itself.
 
-Python, Rust and Oniguruma each carry their own Unicode version. Every table that the runtime needs is therefore
-read out of the library whose results it has to repeat, by running it once over all code points.
+Python, Rust and Oniguruma each carry their own Unicode version. Every table that the runtime
+needs is therefore read out of the library whose results it has to repeat, by running it once over
+all code points.
 """
 
 from __future__ import annotations
 
+import unicodedata
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
@@ -64,7 +66,7 @@ def contains(ranges: Ranges, point: int) -> bool:
 
 @cache
 def class_ranges(source: str) -> Ranges:
-    """Code points that a one-character regular expression matches (Oniguruma, as `tokenizers` builds it)."""
+    """Code points that a one-character pattern matches (Oniguruma, as `tokenizers` has it)."""
     erase = normalizers.Replace(Regex(f"(?:{source})+"), "")
     kept = array("I", erase.normalize_str(_all_characters()).encode("utf-32-le"))
     return complement(_ranges(kept))
@@ -88,7 +90,7 @@ def numeric() -> Ranges:
 
 @cache
 def whitespace() -> Ranges:
-    """Rust's `char::is_whitespace`; its regex crate's `\\s` is the same property."""
+    r"""Rust's `char::is_whitespace`; its regex crate's `\s` is the same property."""
     kept = _ranges(ord(c) for run in _runs(pre_tokenizers.WhitespaceSplit()) for c in run)
     return complement(kept)
 
@@ -102,7 +104,7 @@ def punctuation() -> Ranges:
 
 @cache
 def word() -> Ranges:
-    """`\\w` of Rust's regex crate."""
+    r"""`\w` of Rust's regex crate."""
     words = pre_tokenizers.Whitespace()
     runs = _runs(words)
     is_word = [len(words.pre_tokenize_str(f"a{run[0]}")) == 1 for run in runs]
@@ -110,7 +112,7 @@ def word() -> Ranges:
 
 
 def _map_each(normalize: Callable[[str], str], points: Iterable[int]) -> dict[int, str]:
-    """What `normalize` makes of each code point alone, where that differs (line feed stays itself)."""
+    """What `normalize` makes of each code point alone, where that differs."""
     before = [chr(point) for point in points if point != 0x0A]
     after = normalize("\n".join(before)).split("\n")
     return {ord(b): a for b, a in zip(before, after, strict=True) if b != a}
@@ -118,7 +120,7 @@ def _map_each(normalize: Callable[[str], str], points: Iterable[int]) -> dict[in
 
 @cache
 def character_map(kind: str) -> dict[int, str]:
-    """The table of a normalizer that maps each character by itself: Lowercase, StripAccents or Nmt."""
+    """The table of a normalizer of single characters: Lowercase, StripAccents or Nmt."""
     normalizer = getattr(normalizers, kind)()
     points = list(_code_points())
     if kind == "Nmt":  # maps line feed and other controls, so that no separator survives
@@ -136,31 +138,35 @@ def decompositions(compatible: bool) -> dict[int, str]:
 
 @cache
 def combining_classes() -> dict[int, int]:
-    """Canonical combining classes that are not zero, found by what changes places with what."""
-    import unicodedata
+    """Canonical combining classes that are not zero, found by which marks change places.
 
+    For each class, a mark that the library knows as one stands for it (newer ones it takes for
+    letters).
+    """
     nfd = normalizers.NFD().normalize_str
-    marks = {unicodedata.combining(chr(p)): chr(p) for p in _code_points()}
-    del marks[0]
+    lowest, highest = "\u0334", "\u0345"  # classes 1 and 240
     decomposing = decompositions(compatible=False)
-    marks = {c: m for c, m in marks.items() if ord(m) not in decomposing}
-    highest = max(marks)
     points = [p for p in _code_points() if p not in HANGUL and p != 0x0A and p not in decomposing]
 
-    def moves_before(mark: str, candidates: list[int]) -> set[int]:
+    def below(mark: str, candidates: list[int]) -> set[int]:
+        """Those of a class lower than the mark's, but not zero: they move in front of it."""
+        if not candidates:
+            return set()
         lines = nfd("\n".join(mark + chr(p) for p in candidates)).split("\n")
         return {p for p, line in zip(candidates, lines, strict=True) if line[0] != mark}
 
-    below = moves_before(marks[highest], points)
-    top = set(points) - below
-    lines = nfd("\n".join(chr(p) + marks[min(marks)] for p in top)).split("\n")
-    classes = {p: highest for p, line in zip(top, lines, strict=True) if ord(line[0]) != p}
-    candidates = sorted(below)
+    candidates = below(highest, points)
+    marks: dict[int, str] = {}
+    for point in sorted(candidates):
+        marks.setdefault(unicodedata.combining(chr(point)), chr(point))
+    marks.pop(0, None)
+    lines = nfd("\n".join(chr(p) + lowest for p in points)).split("\n")
+    above = {p for p, line in zip(points, lines, strict=True) if line[0] == lowest}
+    classes = dict.fromkeys(above - candidates - {ord(lowest)}, unicodedata.combining(highest))
     for value in sorted(marks, reverse=True):
-        still = moves_before(marks[value], candidates)
-        classes.update({p: value for p in candidates if p not in still})
-        candidates = sorted(still)
-    classes.update(dict.fromkeys(candidates, min(marks)))
+        still = below(marks[value], sorted(candidates))
+        classes.update(dict.fromkeys(candidates - still, value))
+        candidates = still
     return classes
 
 

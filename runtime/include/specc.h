@@ -26,7 +26,7 @@ typedef struct specc_session specc_session;
 typedef enum specc_result {
   SPECC_OK = 0,
   SPECC_DONE = 1,      /* specc_session_next: generation has ended, see specc_session_finish_reason */
-  SPECC_CANCELLED = 2, /* specc_session_next: cancelled; the session may be used again */
+  SPECC_CANCELLED = 2, /* specc_session_next, _append: cancelled; the session may be used again */
   SPECC_INVALID = 3,   /* an argument is wrong */
   SPECC_ARTIFACT = 4,  /* the artifact is damaged, foreign, too new, or for another CPU */
   SPECC_MEMORY = 5,
@@ -37,7 +37,8 @@ typedef enum specc_result {
 SPECC_API int32_t specc_interface_version(void);
 SPECC_API const char* specc_version(void);
 
-/* Text of this thread's last failure: "SPECC-E0503 what\n  where: ...\n  expected: ...\n  found: ...\n  cure: ...". Never NULL. */
+/* Text of this thread's last failure, never NULL:
+ * "SPECC-E0503 what\n  where: ...\n  expected: ...\n  found: ...\n  cure: ...". */
 SPECC_API const char* specc_last_error(void);
 
 /* threads: 0 takes the number of physical cores available to this process. */
@@ -46,7 +47,8 @@ SPECC_API void specc_artifact_free(specc_artifact*);
 /* The manifest as JSON text, owned by the artifact. */
 SPECC_API const char* specc_artifact_manifest(const specc_artifact*);
 
-/* Text <-> tokens. Two-call pattern: with ids == NULL or too small a capacity, *count receives the size needed.
+/* Text <-> tokens. Two-call pattern: *count receives the size needed; with ids == NULL that is all (SPECC_OK), too small a
+ * capacity is SPECC_INVALID.
  * add_special != 0 adds what the model's tokenizer adds (BOS for many). parse_special != 0 turns the text of special
  * tokens ("<|im_start|>") into their ids, as Hugging Face tokenizers do; 0 keeps it as plain text. */
 SPECC_API specc_result specc_tokenize(const specc_artifact*, const char* text, size_t bytes, int32_t add_special,
@@ -57,7 +59,7 @@ SPECC_API specc_result specc_detokenize(const specc_artifact*, const int64_t* id
 SPECC_API specc_result specc_session_open(specc_artifact*, specc_session**);
 SPECC_API void specc_session_close(specc_session*);
 
-/* Options by name, set before specc_session_append; unknown names and values out of range are refused.
+/* Options by name, best set before specc_session_append; unknown names and values out of range are refused.
  *   max_tokens              int    >= 0, new tokens (default 128)
  *   ignore_eos              int    0|1
  *   num_speculative_tokens  int    -1 adaptive (default), or one of the artifact's K
@@ -66,27 +68,36 @@ SPECC_API void specc_session_close(specc_session*);
  *   draft_depth             int    -1 adaptive (default), or one of the artifact's depths */
 SPECC_API specc_result specc_session_set_int(specc_session*, const char* name, int64_t value);
 SPECC_API specc_result specc_session_set_float(specc_session*, const char* name, double value);
-/* Extra token ids that end generation (finish reason "stop"); the stop token is not returned. */
+/* Extra token ids that end generation (finish reason "stop"). Such a token is neither returned nor committed, and ends
+ * generation even with ignore_eos; the model's own EOS is returned as the last token, and committed. */
 SPECC_API specc_result specc_session_set_stop_tokens(specc_session*, const int64_t* ids, size_t count);
 /* A drafter of the caller: proposes up to `k` tokens that may follow the committed ids, returns how many it wrote.
  * Overrides the artifact's own drafter where that runs on the host (none, ngram, suffix). For tests and research. */
 typedef size_t (*specc_drafter_fn)(void* user, const int64_t* committed, size_t count, size_t k, int64_t* draft);
 SPECC_API specc_result specc_session_set_drafter(specc_session*, specc_drafter_fn, void* user);
 
-/* Appends prompt tokens to the committed ones and clears the finish reason. Prefill happens here. */
+/* Appends prompt tokens to the committed ones, clears the finish reason and starts counting max_tokens anew. Prefill
+ * happens here. Tokens that specc_session_next has not returned yet are dropped first: the text is what was appended
+ * and what was returned. With count == 0, generation goes on from there. On failure or SPECC_CANCELLED nothing is
+ * appended. */
 SPECC_API specc_result specc_session_append(specc_session*, const int64_t* ids, size_t count);
-/* Keeps the first `count` committed tokens. */
+/* Keeps the first `count` tokens appended or returned; clears the finish reason. 0 empties the session. */
 SPECC_API specc_result specc_session_rewind(specc_session*, size_t count);
-/* One committed token per call; tokens of a round are buffered. */
+/* One committed token per call; tokens of a round are buffered. After SPECC_RUNTIME the text is as it was before the
+ * round. */
 SPECC_API specc_result specc_session_next(specc_session*, int64_t* token);
-/* "", "stop" (EOS or stop token), "length" (max_tokens), "context" (the artifact's max_model_len is full). */
+/* "", "stop" (EOS or stop token), "length" (max_tokens), "context" (the artifact's max_model_len is full). Known as soon
+ * as the last token was returned. */
 SPECC_API const char* specc_session_finish_reason(const specc_session*);
+/* The running or the next call of append or next returns SPECC_CANCELLED, once. Looked at between rounds and between
+ * prefill chunks. */
 SPECC_API void specc_session_cancel(specc_session*);
 
-/* Statistics by name; reset by specc_session_append.
+/* Statistics by name; reset by specc_session_append (acceptance_ewma is not).
  *   rounds, drafts (rounds with K > 0), draft_tokens, accepted_tokens, new_tokens, prefill_tokens   (counts)
- *   prefill_s, decode_s, draft_s, round_s                                             (seconds)
- *   k_current, depth_current, acceptance_ewma                                          */
+ *   prefill_s; decode_s, of which draft_s in host drafters and round_s in round functions           (seconds)
+ *   k_current, depth_current (of the last round, 0 without depths), acceptance_ewma
+ * accepted_tokens counts what verification accepted, also where a stop or cap then cut the block. */
 SPECC_API specc_result specc_session_stat(const specc_session*, const char* name, double* value);
 /* Drafts that reached block position `position` (0-based), and those of them that were accepted. */
 SPECC_API specc_result specc_session_stat_position(const specc_session*, size_t position, double* drafted, double* accepted);
@@ -94,9 +105,10 @@ SPECC_API specc_result specc_session_stat_position(const specc_session*, size_t 
 SPECC_API specc_result specc_session_stat_k(const specc_session*, size_t index, double* rounds, double* seconds,
                                             double* tokens);
 
-/* Runs one function of the plan by name on this session's state with explicit inputs, for tools and tests: `verify_4`, say.
- * inputs: int64 data, one pointer per declared input in manifest order, with its element count. The first output is copied
- * to `output` as float32 or int64 according to its dtype. */
+/* Runs one function of the plan by name on this session's state with explicit inputs, for tools and tests: `verify_4`,
+ * say. inputs: int64 data, one pointer per declared input in manifest order, with its element count; float64 inputs are
+ * given as whole numbers. The first output is copied to `output` as float32 or int64 according to its dtype; NULL asks
+ * for the size. Positions the function writes are computed again before the next round: a tool cannot spoil the text. */
 SPECC_API specc_result specc_session_run(specc_session*, const char* function, const int64_t* const* inputs,
                                          const size_t* counts, size_t n_inputs, void* output, size_t capacity_bytes,
                                          size_t* bytes);

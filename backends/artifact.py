@@ -1,0 +1,149 @@
+"""Writes an artifact: manifest, weights, tokenizer, and what a backend lowered (format: runtime/README.md)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from specc.backends.base import Device, Lowered, Progress
+from specc.backends.plan import Plan
+from specc.ir import SpeculativeProgram, WeightStore
+from specc.ir.types import TensorType, itemsize
+
+SCHEMA_VERSION = 1
+MODEL_ABI = 1
+WEIGHTS = "weights.safetensors"
+MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True)
+class TokenizerFiles:
+    """`compiled`: tokenizer.bin for the runtime, if there is one. `files`: Hugging Face files, copied as they are."""
+
+    compiled: bytes | None = None
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    add_bos: bool = False
+
+
+def write_artifact(
+    program: SpeculativeProgram, lowered: Lowered, into: Path, *, backend: str, device: Device,
+    tokenizer: TokenizerFiles, provenance: Mapping[str, str], progress: Progress,
+) -> dict[str, Any]:  # fmt: skip
+    """Complete `into`, where the backend has written its files; returns the manifest."""
+    with progress.phase("write weights"):
+        names = lowered.weights.canonical_names()
+        size = write_weights(lowered.weights, names, into / WEIGHTS)
+    files = [*lowered.files, WEIGHTS]
+    if tokenizer.compiled is not None:
+        (into / "tokenizer.bin").write_bytes(tokenizer.compiled)
+        files.append("tokenizer.bin")
+    for name, data in tokenizer.files.items():
+        (into / "tokenizer").mkdir(exist_ok=True)
+        (into / "tokenizer" / name).write_bytes(data)
+        files.append(f"tokenizer/{name}")
+    contract = program.contract
+    manifest: dict[str, Any] = {
+        "schema_version": SCHEMA_VERSION,
+        "abi": MODEL_ABI,
+        "specc_version": version("specc-compiler"),
+        "name": program.name,
+        "method": contract.kind,
+        "backend": backend,
+        "lossless": True,
+        "device": vars(device),
+        "model": {
+            "architecture": program.model.architecture,
+            "vocab_size": program.model.vocab_size,
+            "hidden_size": program.model.hidden_size,
+            "num_layers": program.model.num_layers,
+            "max_model_len": program.max_model_len,
+            "prefill_chunk": program.prefill_chunk,
+            "eos_token_ids": list(program.model.eos_token_ids),
+            "bos_token_id": program.model.bos_token_id,
+            "add_bos": tokenizer.add_bos,
+        },
+        "num_speculative_tokens": list(contract.num_speculative_tokens),
+        "drafter": {
+            "kind": contract.kind,
+            "host": contract.host,
+            "depths": list(contract.depths),
+            "layers": list(contract.layers),
+            "taps": list(contract.taps),
+            **contract.options,
+        },
+        "state": [
+            {
+                "name": b.name, "dtype": b.type.dtype, "shape": list(b.type.shape),
+                "owner": str(b.owner), "kind": str(b.kind), "zone": b.zone, "bytes": b.bytes,
+            }
+            for b in program.state.values()
+        ],
+        "functions": {n: _renamed(p, names).as_json() for n, p in lowered.plans.items()},
+        "weights": {"file": WEIGHTS, "bytes": size},
+        "files": {name: _fingerprint(into / name) for name in files},
+        "provenance": {**program.provenance, **provenance, **lowered.notes},
+    }  # fmt: skip
+    (into / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
+    return manifest
+
+
+def _renamed(plan: Plan, names: Mapping[str, str]) -> Plan:
+    """The plan with weights of equal content under one name."""
+
+    def rename(ref: str) -> str:
+        return f"w:{names[ref[2:]]}" if ref.startswith("w:") else ref
+
+    instructions = tuple(
+        replace(i, inputs=tuple(map(rename, i.inputs))) for i in plan.instructions
+    )
+    return replace(plan, instructions=instructions)
+
+
+def write_weights(weights: WeightStore, names: Mapping[str, str], path: Path) -> int:
+    """Write every distinct weight once, one after the other, and return the file's size.
+
+    The safetensors format (github.com/huggingface/safetensors), with the header padded so that tensors begin at multiples
+    of 64 bytes: whole cache lines first, odd sizes last. Written tensor by tensor, since a model may not fit in memory
+    twice; the library's own writer takes all at once and does not align.
+    """
+    unique = sorted(set(names.values()), key=lambda n: (_bytes(weights[n].type) % 64 != 0, n))
+    header: dict[str, Any] = {}
+    offset = 0
+    for name in unique:
+        type_ = weights[name].type
+        end = offset + _bytes(type_)
+        header[name] = {
+            "dtype": type_.dtype.upper(), "shape": list(type_.shape), "data_offsets": [offset, end]
+        }  # fmt: skip
+        offset = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-(len(text) + 8) % 64)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little"))
+        file.write(text)
+        for name in unique:
+            tensor = weights[name].load().detach().contiguous()
+            file.write(memoryview(tensor.reshape(-1).view(torch.uint8).numpy()))
+        return file.tell()
+
+
+def _bytes(type_: TensorType) -> int:
+    total = itemsize(type_.dtype)
+    for dim in type_.at():
+        total *= dim
+    return total
+
+
+def _fingerprint(path: Path) -> dict[str, Any]:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 22):
+            digest.update(block)
+    return {"sha256": digest.hexdigest(), "bytes": path.stat().st_size}

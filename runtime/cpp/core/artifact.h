@@ -1,0 +1,50 @@
+// A loaded artifact: immutable, shared by sessions.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "engine/round_table.h"
+#include "manifest.h"
+#include "model_library.h"
+#include "plan.h"
+#include "safetensors.h"
+
+namespace specc {
+
+class Artifact {
+ public:
+  // threads: 0 takes the physical cores available. Checks everything that can be checked without running the model.
+  static std::shared_ptr<Artifact> load(const std::string& directory, int32_t threads);
+
+  const std::string& directory() const { return directory_; }
+  const Manifest& manifest() const { return manifest_; }
+  ModelLibrary& library() const { return *library_; }
+  const std::vector<Plan>& plans() const { return plans_; }
+  const Plan* plan(const std::string& name) const;
+  const RoundTable& rounds() const { return rounds_; }
+  specc_tensor* const* weights() const { return weights_->views(); }
+
+  // A place for the tokenizer, which is loaded at first use and by code this class does not know (tokenize_api.cpp).
+  struct LazyTokenizer {
+    std::mutex mutex;
+    std::shared_ptr<const void> loaded;
+  };
+  LazyTokenizer& tokenizer() const { return tokenizer_; }
+
+ private:
+  Artifact() = default;
+
+  std::string directory_;
+  Manifest manifest_;
+  Safetensors file_;
+  std::shared_ptr<ModelLibrary> library_;
+  std::unique_ptr<WeightTable> weights_;  // after what it borrows
+  std::vector<Plan> plans_;
+  RoundTable rounds_;
+  mutable LazyTokenizer tokenizer_;
+};
+
+}  // namespace specc

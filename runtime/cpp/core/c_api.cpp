@@ -1,0 +1,207 @@
+// specc.h over the engine. Nothing but argument checks and guarded calls lives here.
+
+#include "specc.h"
+
+#include "handles.h"
+
+using namespace specc;
+
+namespace {
+
+const char* finish_name(Finish finish) {
+  switch (finish) {
+    case Finish::kStop:
+      return "stop";
+    case Finish::kLength:
+      return "length";
+    case Finish::kContext:
+      return "context";
+    default:
+      return "";
+  }
+}
+
+double stat(const Session& session, std::string_view name) {
+  const Stats& stats = session.stats();
+  const auto number = [](auto value) { return static_cast<double>(value); };
+  if (name == "rounds") return number(stats.rounds);
+  if (name == "drafts") return number(stats.drafts);
+  if (name == "draft_tokens") return number(stats.draft_tokens);
+  if (name == "accepted_tokens") return number(stats.accepted_tokens);
+  if (name == "new_tokens") return number(stats.new_tokens);
+  if (name == "prefill_tokens") return number(stats.prefill_tokens);
+  if (name == "prefill_s") return stats.prefill_s;
+  if (name == "decode_s") return stats.decode_s;
+  if (name == "draft_s") return stats.draft_s;
+  if (name == "round_s") return stats.round_s;
+  if (name == "k_current") return number(session.last_length());
+  if (name == "depth_current") return number(session.last_depth());
+  if (name == "acceptance_ewma") return session.acceptance_ewma();
+  throw Error(Code::Option, "there is no such statistic").found(std::string(name));
+}
+
+// For statistics by index.
+void require_index(size_t index, size_t count) {
+  if (index < count) return;
+  throw Error(Code::Option, "an index is out of range")
+      .expected("less than " + std::to_string(count))
+      .found(std::to_string(index));
+}
+
+}  // namespace
+
+int32_t specc_interface_version(void) { return SPECC_INTERFACE_VERSION; }
+const char* specc_version(void) { return SPECC_VERSION; }
+const char* specc_last_error(void) { return last_error(); }
+
+specc_result specc_artifact_load(const char* path, int32_t threads, specc_artifact** out) {
+  return guarded([&] {
+    require(out, "out");
+    *out = nullptr;
+    require(path, "path");
+    if (threads < 0) throw Error(Code::Option, "the number of threads is negative").where("threads");
+    *out = new specc_artifact{Artifact::load(path, threads)};
+    return SPECC_OK;
+  });
+}
+
+void specc_artifact_free(specc_artifact* handle) { delete handle; }
+
+const char* specc_artifact_manifest(const specc_artifact* handle) {
+  return handle == nullptr ? "" : handle->artifact->manifest().text.c_str();
+}
+
+specc_result specc_session_open(specc_artifact* handle, specc_session** out) {
+  return guarded([&] {
+    require(out, "out");
+    *out = nullptr;
+    require(handle, "artifact");
+    *out = new specc_session(handle->artifact);
+    return SPECC_OK;
+  });
+}
+
+void specc_session_close(specc_session* handle) { delete handle; }
+
+specc_result specc_session_set_int(specc_session* handle, const char* name, int64_t value) {
+  return guarded([&] {
+    require(handle, "session");
+    require(name, "name");
+    handle->session.options().set(name, value, handle->session.artifact().manifest());
+    return SPECC_OK;
+  });
+}
+
+specc_result specc_session_set_float(specc_session* handle, const char* name, double value) {
+  return guarded([&] {
+    require(handle, "session");
+    require(name, "name");
+    handle->session.options().set(name, value);
+    return SPECC_OK;
+  });
+}
+
+specc_result specc_session_set_stop_tokens(specc_session* handle, const int64_t* ids, size_t count) {
+  return guarded([&] {
+    require(handle, "session");
+    if (count > 0) require(ids, "ids");
+    handle->session.options().rules.stop.assign(ids, ids + count);
+    return SPECC_OK;
+  });
+}
+
+specc_result specc_session_set_drafter(specc_session* handle, specc_drafter_fn drafter, void* user) {
+  return guarded([&] {
+    require(handle, "session");
+    handle->session.set_drafter(drafter, user);
+    return SPECC_OK;
+  });
+}
+
+specc_result specc_session_append(specc_session* handle, const int64_t* ids, size_t count) {
+  return guarded([&] {
+    require(handle, "session");
+    return handle->session.append(ids, count) ? SPECC_OK : SPECC_CANCELLED;
+  });
+}
+
+specc_result specc_session_rewind(specc_session* handle, size_t count) {
+  return guarded([&] {
+    require(handle, "session");
+    handle->session.rewind(count);
+    return SPECC_OK;
+  });
+}
+
+specc_result specc_session_next(specc_session* handle, int64_t* token) {
+  return guarded([&] {
+    require(handle, "session");
+    require(token, "token");
+    switch (handle->session.next(token)) {
+      case Step::kToken:
+        return SPECC_OK;
+      case Step::kDone:
+        return SPECC_DONE;
+      default:
+        return SPECC_CANCELLED;
+    }
+  });
+}
+
+const char* specc_session_finish_reason(const specc_session* handle) {
+  return handle == nullptr ? "" : finish_name(handle->session.finish());
+}
+
+void specc_session_cancel(specc_session* handle) {
+  if (handle != nullptr) handle->session.cancel();
+}
+
+specc_result specc_session_stat(const specc_session* handle, const char* name, double* value) {
+  return guarded([&] {
+    require(handle, "session");
+    require(name, "name");
+    require(value, "value");
+    *value = stat(handle->session, name);
+    return SPECC_OK;
+  });
+}
+
+specc_result specc_session_stat_position(const specc_session* handle, size_t position, double* drafted,
+                                         double* accepted) {
+  return guarded([&] {
+    require(handle, "session");
+    const auto& positions = handle->session.stats().positions;
+    require_index(position, positions.size());
+    if (drafted != nullptr) *drafted = static_cast<double>(positions[position].drafted);
+    if (accepted != nullptr) *accepted = static_cast<double>(positions[position].accepted);
+    return SPECC_OK;
+  });
+}
+
+specc_result specc_session_stat_k(const specc_session* handle, size_t index, double* rounds, double* seconds,
+                                  double* tokens) {
+  return guarded([&] {
+    require(handle, "session");
+    const auto& lengths = handle->session.stats().lengths;
+    require_index(index, lengths.size());
+    if (rounds != nullptr) *rounds = static_cast<double>(lengths[index].rounds);
+    if (seconds != nullptr) *seconds = lengths[index].seconds;
+    if (tokens != nullptr) *tokens = static_cast<double>(lengths[index].tokens);
+    return SPECC_OK;
+  });
+}
+
+specc_result specc_session_run(specc_session* handle, const char* function, const int64_t* const* inputs,
+                               const size_t* counts, size_t n_inputs, void* output, size_t capacity_bytes,
+                               size_t* bytes) {
+  return guarded([&] {
+    require(handle, "session");
+    require(function, "function");
+    const size_t needed = handle->session.run(function, inputs, counts, n_inputs, output, capacity_bytes);
+    if (bytes != nullptr) *bytes = needed;
+    if (output != nullptr && needed > capacity_bytes) {
+      throw Error(Code::Option, "the output does not fit").where("capacity_bytes").expected(std::to_string(needed));
+    }
+    return SPECC_OK;
+  });
+}

@@ -1,0 +1,28 @@
+// Drafters that run on the host and know nothing but the committed tokens.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "../manifest.h"
+
+namespace specc {
+
+class HostDrafter {
+ public:
+  virtual ~HostDrafter() = default;
+
+  // Makes room for a text of this many tokens, so that a round need not.
+  virtual void reserve(size_t tokens) = 0;
+  // Forgets what it learnt from tokens[count..), which were taken back.
+  virtual void truncate(size_t count) = 0;
+  // Writes up to `k` tokens that may follow tokens[0..count), returns how many. Between calls the text only grows, but
+  // for truncate().
+  virtual size_t propose(const int64_t* tokens, size_t count, size_t k, int64_t* draft) = 0;
+};
+
+// The artifact's own drafter; null if it has none that runs on the host.
+std::unique_ptr<HostDrafter> make_host_drafter(const DrafterSpec& spec);
+
+}  // namespace specc

@@ -1,0 +1,145 @@
+#include "controller.h"
+
+#include <algorithm>
+
+namespace specc {
+namespace {
+
+constexpr size_t kWarmupRounds = 3;  // per arm
+constexpr size_t kNotProbing = static_cast<size_t>(-1);
+constexpr double kPriorAcceptance = 0.6;
+constexpr double kAcceptanceStep = 0.03;
+constexpr double kCostStep = 0.1;
+constexpr double kOutlier = 1.5;  // a round slower than this times the usual was interrupted: count it as this much
+constexpr uint64_t kDwell = 4;
+// A longer draft must promise more than noise; a shorter one need only be better: losing by a little is still losing.
+constexpr double kGainToLengthen = 1.05, kGainToShorten = 1.01;
+constexpr uint64_t kFirstProbe = 16, kSoonProbe = 4, kLastProbe = 512;
+
+constexpr double kDepthStep = 0.05;
+constexpr double kShallower = 0.85, kDeeper = 0.60;
+constexpr uint64_t kDepthDwell = 20;
+constexpr int64_t kDepthFloor = 2;
+
+}  // namespace
+
+LengthController::LengthController(std::vector<int64_t> lengths)
+    : lengths_(std::move(lengths)),
+      arms_(lengths_.size()),
+      acceptance_(static_cast<size_t>(lengths_.back()), kPriorAcceptance),
+      acceptance_seen_(acceptance_.size(), 0),
+      warmup_left_(lengths_.size() > 1 ? kWarmupRounds * lengths_.size() : 0),
+      probe_interval_(kFirstProbe),
+      rounds_to_probe_(kFirstProbe),
+      probing_(kNotProbing) {}
+
+size_t LengthController::choose() {
+  if (arms_.size() == 1) return 0;
+  if (warmup_left_ > 0) {
+    current_ = (warmup_left_ - 1) % arms_.size();  // from the longest to 0, and again
+    return current_;
+  }
+  if (rounds_to_probe_ > 0) {
+    --rounds_to_probe_;
+    return current_;
+  }
+  next_probe_ = (next_probe_ + 1) % arms_.size();
+  if (next_probe_ == current_) next_probe_ = (next_probe_ + 1) % arms_.size();
+  probing_ = next_probe_;
+  rounds_to_probe_ = probe_interval_;
+  return probing_;
+}
+
+void LengthController::observe(size_t index, size_t accepted, double seconds) {
+  learn_acceptance(static_cast<size_t>(lengths_[index]), accepted);
+  learn_cost(arms_[index], seconds);
+  if (arms_.size() == 1) return;
+  if (warmup_left_ > 0) {
+    if (--warmup_left_ == 0) settle();
+    return;
+  }
+  const size_t before = current_;
+  ++rounds_in_arm_;
+  if (rounds_in_arm_ >= kDwell) settle();
+  if (current_ != before) {
+    rounds_in_arm_ = 0;
+    probe_interval_ = rounds_to_probe_ = kFirstProbe;
+  } else if (index == probing_) {
+    schedule_probe(static_cast<double>(accepted + 1) > rate(current_) * seconds);
+  }
+  probing_ = kNotProbing;
+}
+
+// A probe that went well is repeated soon, since one round proves little; one that did not makes the next one rarer.
+void LengthController::schedule_probe(bool promising) {
+  probe_interval_ = promising ? kSoonProbe : std::min(std::max(probe_interval_, kFirstProbe) * 2, kLastProbe);
+  if (promising) next_probe_ = (next_probe_ + arms_.size() - 1) % arms_.size();  // the same arm again
+  rounds_to_probe_ = probe_interval_;
+}
+
+void LengthController::settle() {
+  size_t best = current_;
+  for (size_t i = 0; i < arms_.size(); ++i) {
+    if (rate(i) > rate(best)) best = i;
+  }
+  const double gain = best > current_ ? kGainToLengthen : kGainToShorten;
+  if (rate(best) > gain * rate(current_)) current_ = best;
+}
+
+void LengthController::learn_acceptance(size_t length, size_t accepted) {
+  for (size_t i = 0; i < length && i <= accepted; ++i) {
+    // The prior counts as one observation; later the step settles at its floor, so that the past fades.
+    const double step = std::max(kAcceptanceStep, 1.0 / static_cast<double>(++acceptance_seen_[i] + 1));
+    acceptance_[i] += step * ((i < accepted ? 1.0 : 0.0) - acceptance_[i]);
+  }
+}
+
+void LengthController::learn_cost(Arm& arm, double seconds) {
+  ++arm.rounds;
+  if (arm.rounds == 1) {
+    arm.seconds = seconds;
+  } else if (arm.rounds == 2) {
+    arm.seconds =
+        std::min(arm.seconds, seconds);  // the first round of a function touches its memory for the first time
+  } else {
+    arm.seconds += kCostStep * (std::min(seconds, kOutlier * arm.seconds) - arm.seconds);
+  }
+}
+
+double LengthController::seconds(size_t index) const {
+  // Not seen yet: as cheap as the next shorter one that was, so that it gets its try.
+  for (size_t i = index + 1; i-- > 0;) {
+    if (arms_[i].rounds > 0) return std::max(arms_[i].seconds, 1e-9);
+  }
+  return 1;
+}
+
+double LengthController::expected_tokens(size_t index) const {
+  double tokens = 1, survival = 1, acceptance = kPriorAcceptance;
+  for (size_t i = 0; i < static_cast<size_t>(lengths_[index]); ++i) {
+    if (acceptance_seen_[i] > 0) acceptance = acceptance_[i];  // else as at the position before
+    survival *= acceptance;
+    tokens += survival;
+  }
+  return tokens;
+}
+
+double LengthController::rate(size_t index) const { return expected_tokens(index) / seconds(index); }
+
+DepthController::DepthController(const std::vector<int64_t>& depths)
+    : count_(depths.size()), ewma_((kShallower + kDeeper) / 2) {
+  while (first_ + 1 < count_ && depths[first_] < kDepthFloor) ++first_;
+  index_ = first_ + (count_ - first_) / 2;
+}
+
+void DepthController::observe(size_t drafted, size_t accepted) {
+  if (drafted == 0 || count_ == 0) return;
+  ewma_ = (1 - kDepthStep) * ewma_ + kDepthStep * static_cast<double>(accepted) / static_cast<double>(drafted);
+  if (++dwell_ < kDepthDwell) return;
+  const size_t before = index_;
+  if (ewma_ > kShallower && index_ > first_) --index_;
+  if (ewma_ < kDeeper && index_ + 1 < count_) ++index_;
+  if (index_ != before) dwell_ = 0;
+}
+
+}  // namespace specc

@@ -1,0 +1,63 @@
+// How many tokens to draft next. Decides from history alone (times and acceptance of past rounds), never from the block
+// at hand, so the text does not depend on it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace specc {
+
+// Maximises expected tokens per second, (1 + sum over j of prod over i<=j of acceptance_i) / seconds(K), over the
+// artifact's draft lengths. 0 is always among them: speculation that loses is switched off, and retried now and then.
+class LengthController {
+ public:
+  explicit LengthController(std::vector<int64_t> lengths);  // ascending, begins with 0
+
+  size_t choose();  // index of the length for the next round
+  // What came of a round. Its length may differ from the choice (the drafter found nothing, the context ends).
+  void observe(size_t index, size_t accepted, double seconds);
+
+  double expected_tokens(size_t index) const;
+  double rate(size_t index) const;  // expected tokens per second
+  size_t current() const { return current_; }
+
+ private:
+  struct Arm {
+    uint64_t rounds = 0;
+    double seconds = 0;
+  };
+
+  double seconds(size_t index) const;
+  void learn_acceptance(size_t length, size_t accepted);
+  void learn_cost(Arm& arm, double seconds);
+  void settle();
+  void schedule_probe(bool promising);
+
+  std::vector<int64_t> lengths_;
+  std::vector<Arm> arms_;
+  std::vector<double> acceptance_;  // of position i, given that all before it were accepted
+  std::vector<uint64_t> acceptance_seen_;
+  size_t current_ = 0;
+  size_t warmup_left_;
+  uint64_t rounds_in_arm_ = 0;
+  uint64_t probe_interval_, rounds_to_probe_;
+  size_t next_probe_ = 0;
+  size_t probing_;  // the arm being probed, or kNotProbing
+};
+
+// How many of the target's layers to draft with: fewer when nearly everything is accepted, more when too little is.
+class DepthController {
+ public:
+  explicit DepthController(const std::vector<int64_t>& depths);  // ascending; may be empty
+
+  size_t index() const { return index_; }
+  void observe(size_t drafted, size_t accepted);
+
+ private:
+  size_t first_ = 0, count_ = 0, index_ = 0;
+  double ewma_;
+  uint64_t dwell_ = 0;
+};
+
+}  // namespace specc

@@ -1,0 +1,67 @@
+#include "inputs.h"
+
+#include <algorithm>
+#include <new>
+#include <string>
+
+namespace specc {
+
+Inputs::Inputs(const Manifest& manifest, ModelLibrary& library)
+    : tokens(static_cast<size_t>(manifest.model.prefill_chunk)),
+      positions(tokens.size()),
+      drafts(static_cast<size_t>(std::max<int64_t>(1, manifest.draft_lengths.back()))),
+      library_(library) {}
+
+Inputs::~Inputs() {
+  const Turn turn(library_.turn());
+  for (auto& [plan, bound] : bound_) {
+    for (auto& views : bound.by_rows) {
+      for (specc_tensor* view : views) library_.api().release(view);
+    }
+  }
+}
+
+void Inputs::bind(const Plan& plan) {
+  Bound& bound = bound_[&plan];
+  for (const auto& input : plan.inputs) {
+    bound.has_rows |= std::find(input.shape.begin(), input.shape.end(), kRows) != input.shape.end();
+  }
+  bound.by_rows.resize(bound.has_rows ? tokens.size() + 1 : 1);
+  const Turn turn(library_.turn());
+  if (!bound.has_rows) views(plan, 0);
+}
+
+specc_tensor* const* Inputs::views(const Plan& plan, size_t rows) {
+  Bound& bound = bound_.find(&plan)->second;
+  Views& views = bound.by_rows[bound.has_rows ? rows : 0];
+  if (views.size() != plan.inputs.size()) make(plan, rows, views);
+  return views.data();
+}
+
+void Inputs::make(const Plan& plan, size_t rows, Views& views) {
+  views.reserve(plan.inputs.size());
+  for (size_t i = views.size(); i < plan.inputs.size(); ++i) {  // goes on where an earlier attempt ran out of memory
+    const ValueSpec& input = plan.inputs[i];
+    std::vector<int64_t> shape = input.shape;
+    std::replace(shape.begin(), shape.end(), kRows, static_cast<int64_t>(rows));
+    specc_tensor* view =
+        library_.api().view(buffer(input.name), input.dtype, static_cast<int32_t>(shape.size()), shape.data());
+    if (view == nullptr) throw std::bad_alloc();
+    views.push_back(view);
+  }
+}
+
+// The names are those that RoundTable has checked.
+void* Inputs::buffer(const std::string& name) {
+  if (name == "tokens") return tokens.data();
+  if (name == "positions") return positions.data();
+  if (name == "drafts") return drafts.data();
+  if (name == "temperature") return &temperature;
+  if (name == "previous") return &previous;
+  if (name == "length") return &length;
+  if (name == "tap_row") return &tap_row;
+  if (name == "seed") return &seed;
+  return &root;
+}
+
+}  // namespace specc

@@ -1,0 +1,48 @@
+// The small buffers a session feeds to prefill and round functions, and the views of them each function declares.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <unordered_map>
+#include <vector>
+
+#include "../manifest.h"
+#include "../model_library.h"
+#include "../plan.h"
+
+namespace specc {
+
+class Inputs {
+ public:
+  Inputs(const Manifest& manifest, ModelLibrary& library);
+  ~Inputs();
+  Inputs(const Inputs&) = delete;
+  Inputs& operator=(const Inputs&) = delete;
+
+  // Filled in by the session before it runs a function.
+  int64_t root = 0, previous = 0, length = 0, tap_row = 0, seed = 0;
+  double temperature = 0;
+  std::vector<int64_t> tokens, positions;  // prefill
+  std::vector<int64_t> drafts;             // host drafters
+
+  // Prepares a plan whose inputs are named as above.
+  void bind(const Plan& plan);
+  // Views for `rows` rows (any number, if the plan has no "T": those are made by bind). Made at the first call for a
+  // number of rows; the caller holds the library's turn.
+  specc_tensor* const* views(const Plan& plan, size_t rows);
+
+ private:
+  using Views = std::vector<specc_tensor*>;
+  struct Bound {
+    bool has_rows = false;
+    std::vector<Views> by_rows;  // [0] for plans without "T"
+  };
+
+  void* buffer(const std::string& name);
+  void make(const Plan& plan, size_t rows, Views& views);
+
+  ModelLibrary& library_;
+  std::unordered_map<const Plan*, Bound> bound_;
+};
+
+}  // namespace specc

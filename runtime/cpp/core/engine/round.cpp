@@ -1,0 +1,167 @@
+// Session's round: choose, draft, verify, commit.
+
+#include <algorithm>
+
+#include "../error.h"
+#include "session.h"
+
+namespace specc {
+namespace {
+
+constexpr double kEwmaStep = 0.05;
+
+// The largest of the ascending `lengths` that is at most `limit`; the first is 0.
+size_t largest_within(const std::vector<int64_t>& lengths, size_t limit) {
+  size_t index = lengths.size() - 1;
+  while (static_cast<size_t>(lengths[index]) > limit) --index;
+  return index;
+}
+
+}  // namespace
+
+// False if cancelled.
+bool Session::play_round() {
+  const Commit full = commit_round(nullptr, 0, options_.rules, room_in_request(), room_in_context());
+  if (full.finish != Finish::kNone) {
+    finish_ = full.finish;
+    return true;
+  }
+  const Stopwatch watch;
+  size_t length_index = choose_length();
+  const auto& lengths = artifact_->manifest().draft_lengths;
+  if (artifact_->manifest().drafter.host) {
+    length_index = largest_within(lengths, propose(static_cast<size_t>(lengths[length_index])));
+  }
+  const size_t depth_index = options_.depth_index == kAdaptive ? depth_controller_.index() : options_.depth_index;
+  const Round& round = artifact_->rounds().round(length_index, depth_index);
+  if (!ready_for(round)) return false;
+
+  const double prefill_before = stats_.prefill_s;
+  const Stopwatch round_watch;
+  const size_t accepted = execute(round);
+  const double round_seconds = round_watch.seconds();
+  const size_t committed_before = committed_.size();
+  commit(round, accepted);
+  last_length_index_ = length_index;
+  if (round.draft_length > 0) last_depth_index_ = depth_index;
+  stats_.decode_s += watch.seconds() - (stats_.prefill_s - prefill_before);
+  record(round, length_index, accepted, committed_.size() - committed_before, round_seconds);
+  return true;
+}
+
+size_t Session::choose_length() {
+  const auto& lengths = artifact_->manifest().draft_lengths;
+  size_t index = options_.length_index == kAdaptive ? length_controller_.choose() : options_.length_index;
+  // Drafts beyond the request's cap would be thrown away: take the shortest length that still reaches it.
+  const size_t wanted = room_in_request() - 1;
+  while (index > 0 && static_cast<size_t>(lengths[index - 1]) >= wanted) --index;
+  // Verification writes state at n .. n+K, which must exist.
+  const size_t room = max_len_ - 1 - root_position();
+  return std::min(index, largest_within(lengths, room));
+}
+
+// Fills inputs_.drafts; returns how many.
+size_t Session::propose(size_t k) {
+  if (k == 0 || (callback_ == nullptr && drafter_ == nullptr)) return 0;
+  const Stopwatch watch;
+  int64_t* draft = inputs_.drafts.data();
+  const size_t count = callback_ != nullptr ? callback_(callback_user_, committed_.data(), committed_.size(), k, draft)
+                                            : drafter_->propose(committed_.data(), committed_.size(), k, draft);
+  const int64_t vocab_size = artifact_->manifest().model.vocab_size;
+  const auto bad = [&](int64_t id) { return id < 0 || id >= vocab_size; };
+  if (count > k || std::any_of(draft, draft + count, bad)) {
+    throw Error(Code::Drafter, "the drafter proposed too many tokens, or ids out of range")
+        .expected("at most " + std::to_string(k) + " ids below " + std::to_string(vocab_size))
+        .found(std::to_string(count) + " ids");
+  }
+  stats_.draft_s += watch.seconds();
+  return count;
+}
+
+// Brings the state to where the round expects it; there is something to do only after a rewind, a cancelled prefill or
+// rounds without drafts. False if cancelled.
+bool Session::ready_for(const Round& round) {
+  const size_t n = root_position();
+  if (!catch_up(std::min(written_, n))) return false;
+  // Rounds keep a separate draft model's state up to position n-2 (the round itself feeds x[n-1] and x[n]); rounds
+  // without drafts do not.
+  if (round.draft_length > 0 && drafter_written_ + 1 < n && !catch_up(drafter_written_)) return false;
+  if (round.reads_taps && n > 0 && !taps_.covers(n - 1)) return catch_up(n - 1);
+  return true;
+}
+
+// Runs the round into round_tokens_; returns the number of accepted drafts. Commits nothing.
+size_t Session::execute(const Round& round) {
+  const size_t n = root_position();
+  inputs_.root = committed_[n];
+  inputs_.previous = committed_[n == 0 ? 0 : n - 1];
+  inputs_.length = static_cast<int64_t>(n);
+  inputs_.tap_row = n > 0 && taps_.covers(n - 1) ? static_cast<int64_t>(n - 1 - taps_.start) : 0;
+  inputs_.seed = options_.seed;
+  inputs_.temperature = options_.temperature;
+  taps_.rows = 0;  // overwritten by what follows, should it fail
+
+  const Turn turn(artifact_->library().turn());
+  const FrameGuard guard(frame_);
+  frame_.execute(*round.plan, inputs_.views(*round.plan, 0));
+  const int64_t accepted = *frame_.integers(*round.plan, round.accepted_output, 1);
+  if (accepted == -1) {
+    throw Error(Code::NotANumber, "the model computed a NaN")
+        .where("position " + std::to_string(n))
+        .cure("check the checkpoint, and the dtype it was compiled to");
+  }
+  const int64_t* tokens = frame_.integers(*round.plan, round.tokens_output, round.draft_length + 1);
+  const int64_t vocab_size = artifact_->manifest().model.vocab_size;
+  const auto bad = [&](int64_t id) { return id < 0 || id >= vocab_size; };
+  if (accepted < 0 || static_cast<size_t>(accepted) > round.draft_length ||
+      std::any_of(tokens, tokens + accepted + 1, bad)) {
+    throw Error(Code::Compute, "a round returned tokens out of range").where(round.plan->name);
+  }
+  std::copy_n(tokens, accepted + 1, round_tokens_.begin());
+  return static_cast<size_t>(accepted);
+}
+
+void Session::commit(const Round& round, size_t accepted) {
+  const size_t n = root_position();
+  const Commit result =
+      commit_round(round_tokens_.data(), accepted + 1, options_.rules, room_in_request(), room_in_context());
+  committed_.insert(committed_.end(), round_tokens_.begin(),
+                    round_tokens_.begin() + static_cast<ptrdiff_t>(result.kept));
+  unread_ = result.kept;
+  finish_ = result.finish;
+
+  // Row r holds position n + r; it is right if its token, the root or an accepted draft, is part of the text.
+  const size_t rows = std::min(accepted, result.kept) + 1;
+  if (!artifact_->manifest().drafter.own_state) {
+    drafter_written_ = n + rows;
+  } else if (round.draft_length > 0) {
+    drafter_written_ = n + std::min(rows, round.draft_length);  // the last draft was proposed, but not fed
+  }
+  written_ = n + rows;
+  taps_ = {n, rows};
+}
+
+void Session::record(const Round& round, size_t length_index, size_t accepted, size_t kept, double seconds) {
+  ++stats_.rounds;
+  stats_.new_tokens += kept;
+  stats_.round_s += seconds;
+  LengthStats& length = stats_.lengths[length_index];
+  ++length.rounds;
+  length.tokens += kept;
+  length.seconds += seconds;
+  length_controller_.observe(length_index, accepted, seconds);
+  if (round.draft_length == 0) return;
+  ++stats_.drafts;
+  stats_.draft_tokens += round.draft_length;
+  stats_.accepted_tokens += accepted;
+  for (size_t i = 0; i < round.draft_length && i <= accepted; ++i) {
+    ++stats_.positions[i].drafted;
+    stats_.positions[i].accepted += i < accepted;
+  }
+  const double ratio = static_cast<double>(accepted) / static_cast<double>(round.draft_length);
+  const double before = acceptance_ewma_.value_or(ratio);
+  acceptance_ewma_ = before + kEwmaStep * (ratio - before);
+  depth_controller_.observe(round.draft_length, accepted);
+}
+
+}  // namespace specc

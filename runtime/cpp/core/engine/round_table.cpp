@@ -1,0 +1,95 @@
+#include "round_table.h"
+
+#include <algorithm>
+#include <string>
+
+#include "../dtype.h"
+#include "../error.h"
+
+namespace specc {
+namespace {
+
+[[noreturn]] void fail(const std::string& what, const std::string& where) {
+  throw Error(Code::Plan, what).where("functions." + where).cure("compile the artifact again");
+}
+
+const Plan& require_plan(const std::vector<Plan>& plans, const std::string& name) {
+  for (const auto& plan : plans) {
+    if (plan.name == name) return plan;
+  }
+  fail("a function is missing", name);
+}
+
+bool has(const ValueSpec& value, int32_t dtype, int64_t rows) {
+  return value.dtype == dtype && value.shape == std::vector<int64_t>{rows};
+}
+
+void check_prefill(const Plan& plan) {
+  for (const auto& input : plan.inputs) {
+    if (input.name != "tokens" && input.name != "positions")
+      fail("an input the engine does not know", plan.name + "." + input.name);
+    if (!has(input, SPECC_I64, kRows))
+      fail("an input of another dtype or shape than agreed", plan.name + "." + input.name);
+  }
+}
+
+void check_round_input(const Plan& plan, const ValueSpec& input, size_t draft_length, bool host) {
+  static const std::string kScalars[] = {"root", "previous", "length", "tap_row", "seed"};
+  const std::string where = plan.name + "." + input.name;
+  const bool scalar = std::find(std::begin(kScalars), std::end(kScalars), input.name) != std::end(kScalars);
+  bool right = false;
+  if (scalar) {
+    right = has(input, SPECC_I64, 1);
+  } else if (input.name == "temperature") {
+    right = has(input, SPECC_F64, 1);
+  } else if (input.name == "drafts" && host) {
+    right = has(input, SPECC_I64, static_cast<int64_t>(draft_length));
+  } else {
+    fail("an input the engine does not know", where);
+  }
+  if (!right) fail("an input of another dtype or shape than agreed", where);
+}
+
+size_t require_output(const Plan& plan, const char* name, int64_t rows) {
+  const int index = plan.output(name);
+  if (index < 0 || !has(plan.outputs[static_cast<size_t>(index)], SPECC_I64, rows)) {
+    fail("an output is missing or of another dtype or shape than agreed", plan.name + "." + name);
+  }
+  return static_cast<size_t>(index);
+}
+
+Round checked_round(const Plan& plan, size_t draft_length, bool host) {
+  for (const auto& input : plan.inputs) check_round_input(plan, input, draft_length, host);
+  Round round{&plan, draft_length, 0, 0, plan.input("tap_row") >= 0};
+  round.tokens_output = require_output(plan, "tokens", static_cast<int64_t>(draft_length) + 1);
+  round.accepted_output = require_output(plan, "accepted", 1);
+  return round;
+}
+
+}  // namespace
+
+RoundTable::RoundTable(const Manifest& manifest, const std::vector<Plan>& plans)
+    : prefill_(&require_plan(plans, "prefill")) {
+  check_prefill(*prefill_);
+  for (const int64_t length : manifest.draft_lengths) {
+    const std::string name = "round_" + std::to_string(length);
+    const auto draft_length = static_cast<size_t>(length);
+    std::vector<Round> by_depth;
+    if (length == 0 || manifest.drafter.depths.empty()) {
+      by_depth.push_back(checked_round(require_plan(plans, name), draft_length, manifest.drafter.host));
+    } else {
+      for (const int64_t depth : manifest.drafter.depths) {
+        const Plan& plan = require_plan(plans, name + "_d" + std::to_string(depth));
+        by_depth.push_back(checked_round(plan, draft_length, manifest.drafter.host));
+      }
+    }
+    rounds_.push_back(std::move(by_depth));
+  }
+}
+
+const Round& RoundTable::round(size_t length_index, size_t depth_index) const {
+  const auto& by_depth = rounds_[length_index];
+  return by_depth[by_depth.size() == 1 ? 0 : depth_index];
+}
+
+}  // namespace specc

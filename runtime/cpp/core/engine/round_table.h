@@ -1,0 +1,37 @@
+// Which plan runs a round of each draft length (and depth), checked once so that a round need not.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "../manifest.h"
+#include "../plan.h"
+
+namespace specc {
+
+struct Round {
+  const Plan* plan = nullptr;
+  size_t draft_length = 0;
+  size_t tokens_output = 0, accepted_output = 0;
+  bool reads_taps = false;
+};
+
+class RoundTable {
+ public:
+  RoundTable() = default;
+  // Keeps pointers into `plans`. Throws Error(Plan) if a function is missing or has other inputs and outputs than
+  // agreed.
+  RoundTable(const Manifest& manifest, const std::vector<Plan>& plans);
+
+  const Plan& prefill() const { return *prefill_; }
+  // length_index: into the manifest's num_speculative_tokens; depth_index: into drafter.depths (ignored without
+  // depths).
+  const Round& round(size_t length_index, size_t depth_index) const;
+
+ private:
+  const Plan* prefill_ = nullptr;
+  std::vector<std::vector<Round>> rounds_;  // [length][depth], one depth where depth does not matter
+};
+
+}  // namespace specc

@@ -1,0 +1,189 @@
+#include "session.h"
+
+#include <algorithm>
+
+#include "../error.h"
+
+namespace specc {
+namespace {
+
+// No more than this is set aside for tokens when a session is opened, whatever the artifact claims to hold.
+constexpr size_t kMaxReserve = size_t{1} << 20;
+
+size_t longest_draft(const Manifest& manifest) { return static_cast<size_t>(manifest.draft_lengths.back()); }
+
+}  // namespace
+
+Session::Session(std::shared_ptr<Artifact> artifact)
+    : artifact_(std::move(artifact)),
+      max_len_(static_cast<size_t>(artifact_->manifest().model.max_model_len)),
+      state_(artifact_->manifest().state, artifact_->library()),
+      inputs_(artifact_->manifest(), artifact_->library()),
+      frame_(artifact_->library().api(), artifact_->weights(), state_.views()),
+      stats_(longest_draft(artifact_->manifest()), artifact_->manifest().draft_lengths.size()),
+      length_controller_(artifact_->manifest().draft_lengths),
+      depth_controller_(artifact_->manifest().drafter.depths),
+      drafter_(make_host_drafter(artifact_->manifest().drafter)),
+      round_tokens_(longest_draft(artifact_->manifest()) + 1),
+      last_depth_index_(depth_controller_.index()) {
+  const Manifest& manifest = artifact_->manifest();
+  options_.rules.eos = manifest.model.eos_token_ids;
+  inputs_.bind(artifact_->rounds().prefill());
+  for (size_t length = 0; length < manifest.draft_lengths.size(); ++length) {
+    for (size_t depth = 0; depth < std::max<size_t>(1, manifest.drafter.depths.size()); ++depth) {
+      inputs_.bind(*artifact_->rounds().round(length, depth).plan);
+    }
+  }
+  for (const auto& plan : artifact_->plans()) frame_.reserve(plan);
+  committed_.reserve(std::min(max_len_, kMaxReserve));
+}
+
+void Session::set_drafter(specc_drafter_fn drafter, void* user) {
+  if (drafter != nullptr && !artifact_->manifest().drafter.host) {
+    throw Error(Code::Option, "this artifact drafts inside its rounds and takes no drafter of the caller")
+        .expected("an artifact whose drafter runs on the host")
+        .found("drafter '" + artifact_->manifest().drafter.kind + "'")
+        .cure("compile with --method ngram");
+  }
+  callback_ = drafter;
+  callback_user_ = user;
+}
+
+int64_t Session::last_depth() const {
+  const auto& depths = artifact_->manifest().drafter.depths;
+  return depths.empty() ? 0 : depths[last_depth_index_];
+}
+
+size_t Session::room_in_request() const {
+  const size_t generated = committed_.size() - turn_start_;
+  return options_.max_tokens - std::min(options_.max_tokens, generated);
+}
+
+void Session::check_prompt(const int64_t* ids, size_t count) const {
+  if (ids == nullptr && count > 0) throw Error(Code::Option, "no tokens given").where("ids");
+  if (visible() + count == 0) {
+    throw Error(Code::SessionState, "the prompt is empty")
+        .expected("at least one token")
+        .cure("begin with the model's BOS token or a newline");
+  }
+  if (count > max_len_ || visible() + count > max_len_) {
+    throw Error(Code::Context, "the prompt does not fit into the context")
+        .expected("at most " + std::to_string(max_len_) + " tokens in all")
+        .found(std::to_string(visible()) + " + " + std::to_string(count))
+        .cure("shorten the prompt, or compile with a larger --max-model-len");
+  }
+  const int64_t vocab_size = artifact_->manifest().model.vocab_size;
+  for (size_t i = 0; i < count; ++i) {
+    if (ids[i] >= 0 && ids[i] < vocab_size) continue;
+    throw Error(Code::TokenId, "a token id is out of range")
+        .where("token " + std::to_string(i))
+        .expected("0 to " + std::to_string(vocab_size - 1))
+        .found(std::to_string(ids[i]))
+        .cure("use the tokenizer of this model");
+  }
+}
+
+bool Session::append(const int64_t* ids, size_t count) {
+  check_prompt(ids, count);
+  const size_t before = visible();
+  drop_unread();
+  const Finish finish_before = finish_;
+  const auto undo = [&] {
+    keep(before);
+    finish_ = finish_before;
+  };
+  stats_.reset();
+  try {
+    committed_.insert(committed_.end(), ids, ids + count);
+    const size_t room = max_len_ - committed_.size();
+    const size_t longest = committed_.size() + std::min(options_.max_tokens, room);
+    committed_.reserve(std::min(longest, std::max(kMaxReserve, committed_.size())));
+    if (drafter_ != nullptr) drafter_->reserve(longest);
+    if (!catch_up(std::min(written_, drafter_written_))) {
+      undo();
+      return false;
+    }
+  } catch (...) {
+    undo();
+    throw;
+  }
+  finish_ = Finish::kNone;
+  turn_start_ = committed_.size();
+  return true;
+}
+
+void Session::rewind(size_t count) {
+  if (count > visible()) {
+    throw Error(Code::Option, "cannot keep more tokens than there are")
+        .where("count")
+        .expected("at most " + std::to_string(visible()))
+        .found(std::to_string(count));
+  }
+  keep(count);
+}
+
+// Takes back everything after the first `count` tokens. What the state holds for the rest stays right.
+void Session::keep(size_t count) {
+  committed_.resize(count);
+  unread_ = 0;
+  finish_ = Finish::kNone;
+  turn_start_ = std::min(turn_start_, count);
+  written_ = std::min(written_, count);
+  drafter_written_ = std::min(drafter_written_, count);
+  taps_.rows = count <= taps_.start ? 0 : std::min(taps_.rows, count - taps_.start);
+  if (drafter_ != nullptr) drafter_->truncate(count);
+}
+
+// Tokens that nobody has seen will be computed again if they are wanted, and so will the reason they ended for.
+void Session::drop_unread() {
+  if (unread_ > 0) keep(visible());
+}
+
+// Runs prefill over x[from..n-1]. False if cancelled; what is done by then stays done.
+bool Session::catch_up(size_t from) {
+  const size_t chunk = inputs_.tokens.size();
+  for (size_t to = root_position(); from < to;) {
+    if (take_cancel()) return false;
+    const size_t rows = std::min(chunk, to - from);
+    prefill_chunk(from, rows);
+    from += rows;
+  }
+  return true;
+}
+
+void Session::prefill_chunk(size_t from, size_t rows) {
+  const Stopwatch watch;
+  const Plan& plan = artifact_->rounds().prefill();
+  for (size_t row = 0; row < rows; ++row) {
+    inputs_.tokens[row] = committed_[from + row];
+    inputs_.positions[row] = static_cast<int64_t>(from + row);
+  }
+  taps_.rows = 0;  // overwritten by what follows, should it fail
+  {
+    const Turn turn(artifact_->library().turn());
+    const FrameGuard guard(frame_);
+    frame_.execute(plan, inputs_.views(plan, rows));
+  }
+  taps_ = {from, rows};
+  // Rows that do not join on to what is right leave a gap before them, and count for nothing.
+  if (from <= written_) written_ = std::max(written_, from + rows);
+  if (from <= drafter_written_) drafter_written_ = std::max(drafter_written_, from + rows);
+  stats_.prefill_tokens += rows;
+  stats_.prefill_s += watch.seconds();
+}
+
+Step Session::next(int64_t* token) {
+  if (committed_.empty()) {
+    throw Error(Code::SessionState, "the session is empty").cure("append a prompt first");
+  }
+  if (take_cancel()) return Step::kCancelled;
+  while (unread_ == 0) {
+    if (finish_ != Finish::kNone) return Step::kDone;
+    if (!play_round()) return Step::kCancelled;
+  }
+  *token = committed_[committed_.size() - unread_];
+  --unread_;
+  return Step::kToken;
+}
+
+}  // namespace specc

@@ -1,0 +1,107 @@
+// One text in the making: committed tokens, the model's state for them, and the loop that adds to both.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "../artifact.h"
+#include "../drafters/host_drafter.h"
+#include "../frame.h"
+#include "specc.h"
+#include "commit.h"
+#include "controller.h"
+#include "inputs.h"
+#include "options.h"
+#include "state.h"
+#include "stats.h"
+
+namespace specc {
+
+enum class Step { kToken, kDone, kCancelled };
+
+// The round contract: tokens x[0..n] are committed, the state holds x[0..n-1], x[n] is the root. Rows of the state
+// beyond n hold whatever rejected drafts left there; they are overwritten before they are read. So nothing is ever
+// rolled back: to take tokens back is to lower a number.
+class Session {
+ public:
+  explicit Session(std::shared_ptr<Artifact> artifact);
+
+  Options& options() { return options_; }
+  const Artifact& artifact() const { return *artifact_; }
+  void set_drafter(specc_drafter_fn drafter, void* user);  // null: the artifact's own
+
+  // All or nothing: on failure and on cancellation (false) the text is as before, without unread tokens.
+  bool append(const int64_t* ids, size_t count);
+  void rewind(size_t count);
+  Step next(int64_t* token);
+  Finish finish() const { return unread_ > 0 ? Finish::kNone : finish_; }
+  void cancel() noexcept { cancelled_.store(true, std::memory_order_release); }
+
+  const Stats& stats() const { return stats_; }
+  double acceptance_ewma() const { return acceptance_ewma_.value_or(0); }
+  int64_t last_length() const { return artifact_->manifest().draft_lengths[last_length_index_]; }
+  int64_t last_depth() const;
+
+  // One function with inputs of the caller, on this session's state. See specc_session_run.
+  size_t run(const char* function, const int64_t* const* inputs, const size_t* counts, size_t n_inputs, void* output,
+             size_t capacity);
+
+ private:
+  // Where the rows of the last prefill chunk or verification lie in the text; drafters read hidden states by such a
+  // row.
+  struct TapWindow {
+    size_t start = 0, rows = 0;
+    bool covers(size_t position) const { return position >= start && position - start < rows; }
+  };
+
+  size_t root_position() const { return committed_.size() - 1; }  // n
+  size_t visible() const { return committed_.size() - unread_; }
+  size_t room_in_request() const;
+  size_t room_in_context() const { return max_len_ - committed_.size(); }
+  bool take_cancel() noexcept { return cancelled_.exchange(false, std::memory_order_acquire); }
+
+  void check_prompt(const int64_t* ids, size_t count) const;
+  void keep(size_t count);
+  void drop_unread();
+  bool catch_up(size_t from);
+  void prefill_chunk(size_t from, size_t rows);
+
+  size_t lowest_position(const Plan& plan, const std::vector<std::vector<int64_t>>& inputs) const;
+
+  bool play_round();
+  size_t choose_length();
+  size_t propose(size_t k);
+  bool ready_for(const Round& round);
+  size_t execute(const Round& round);
+  void commit(const Round& round, size_t accepted);
+  void record(const Round& round, size_t length_index, size_t accepted, size_t kept, double seconds);
+
+  std::shared_ptr<Artifact> artifact_;
+  const size_t max_len_;
+  State state_;
+  Inputs inputs_;
+  Frame frame_;
+  Options options_;
+  Stats stats_;
+  LengthController length_controller_;
+  DepthController depth_controller_;
+  std::unique_ptr<HostDrafter> drafter_;
+  specc_drafter_fn callback_ = nullptr;
+  void* callback_user_ = nullptr;
+
+  std::vector<int64_t> committed_;
+  std::vector<int64_t> round_tokens_;
+  size_t unread_ = 0;           // committed tokens that next() has not returned yet
+  size_t turn_start_ = 0;       // committed tokens when generation began
+  size_t written_ = 0;          // the target's state is right for positions before this one
+  size_t drafter_written_ = 0;  // and the drafter's
+  TapWindow taps_;
+  Finish finish_ = Finish::kNone;
+  size_t last_length_index_ = 0, last_depth_index_ = 0;
+  std::optional<double> acceptance_ewma_;  // once there was a draft
+  std::atomic<bool> cancelled_{false};
+};
+
+}  // namespace specc

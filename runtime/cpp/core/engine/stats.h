@@ -1,0 +1,39 @@
+// Counters of one session since its last append.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <vector>
+
+namespace specc {
+
+struct PositionStats {
+  uint64_t drafted = 0, accepted = 0;
+};
+
+struct LengthStats {
+  uint64_t rounds = 0, tokens = 0;
+  double seconds = 0;
+};
+
+struct Stats {
+  uint64_t rounds = 0, drafts = 0, draft_tokens = 0, accepted_tokens = 0, new_tokens = 0, prefill_tokens = 0;
+  double prefill_s = 0, decode_s = 0, draft_s = 0, round_s = 0;
+  std::vector<PositionStats> positions;  // by block position
+  std::vector<LengthStats> lengths;      // by index of the draft length
+
+  Stats(size_t n_positions, size_t n_lengths) : positions(n_positions), lengths(n_lengths) {}
+
+  void reset() { *this = Stats(positions.size(), lengths.size()); }
+};
+
+class Stopwatch {
+ public:
+  double seconds() const { return std::chrono::duration<double>(Clock::now() - start_).count(); }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  Clock::time_point start_ = Clock::now();
+};
+
+}  // namespace specc

@@ -1,0 +1,191 @@
+#include "manifest.h"
+
+#include <algorithm>
+#include <set>
+
+#include "cpu.h"
+#include "dtype.h"
+#include "error.h"
+#include "json_cursor.h"
+#include "mapped_file.h"
+
+namespace specc {
+namespace {
+
+constexpr int64_t kSchemaVersion = 1;
+constexpr int64_t kMaxTokens = int64_t{1} << 31;
+constexpr int64_t kMaxDraft = 1024;
+constexpr int64_t kMaxChunk = 65536;
+
+void check_version(const JsonCursor& root, const char* field, int64_t known) {
+  const int64_t version = root.at(field).integer();
+  if (version == known) return;
+  throw Error(Code::TooNew, version > known ? "the artifact is newer than this library" : "the artifact is too old")
+      .where(root.path() + "." + field)
+      .expected(std::to_string(known))
+      .found(std::to_string(version))
+      .cure(version > known ? "update specc" : "compile the artifact again");
+}
+
+void check_device(const JsonCursor& device, const std::string& arch, const std::string& isa) {
+  const auto refuse = [&](const char* what, std::string expected, std::string found) {
+    throw Error(Code::WrongDevice, what)
+        .where(device.path())
+        .expected(std::move(expected))
+        .found(std::move(found))
+        .cure("compile the artifact for this machine (specc compile --cpu)");
+  };
+  const std::string& type = device.at("type").string();
+  if (type != "cpu") refuse("the artifact is for another kind of device", "cpu", type);
+  if (arch != cpu_arch()) refuse("the artifact is for another architecture", arch, cpu_arch());
+  if (!cpu_supports(isa)) {
+    refuse("this CPU lacks instructions the artifact uses", isa, std::string("a CPU without them"));
+  }
+}
+
+std::vector<int64_t> read_shape(const JsonCursor& list, bool rows_allowed) {
+  std::vector<int64_t> shape;
+  for (const auto& item : list.items()) {
+    shape.push_back(rows_allowed && item.is_word("T") ? kRows : item.integer(0, kMaxBytes));
+  }
+  if (shape.size() > kMaxRank) list.fail("too many dimensions");
+  return shape;
+}
+
+int32_t read_dtype(const JsonCursor& field) {
+  const DtypeInfo* dtype = dtype_named(field.string());
+  if (dtype == nullptr) field.fail("unknown dtype", "f32 f64 i64 i32 i8 u8 bool bf16 f16");
+  return dtype->number;
+}
+
+std::vector<ValueSpec> read_values(const JsonCursor& list) {
+  std::vector<ValueSpec> values;
+  for (const auto& item : list.items()) {
+    ValueSpec value{item.at("name").string(), read_dtype(item.at("dtype")), read_shape(item.at("shape"), true)};
+    auto largest = value.shape;
+    std::replace(largest.begin(), largest.end(), kRows, kMaxChunk);
+    if (!checked_bytes(largest, 8)) item.fail("a value is absurdly large");
+    values.push_back(std::move(value));
+  }
+  return values;
+}
+
+FunctionSpec read_function(const std::string& name, const JsonCursor& field) {
+  FunctionSpec function{name, read_values(field.at("inputs")), read_values(field.at("outputs")), {}};
+  for (const auto& item : field.at("plan").items()) {
+    CallSpec call{item.at("entry").string(), item.at("in").strings(), item.at("out").strings(), {}};
+    if (const auto attrs = item.find("attrs")) call.attrs = attrs->integers(INT64_MIN, INT64_MAX);
+    function.calls.push_back(std::move(call));
+  }
+  return function;
+}
+
+ModelSpec read_model(const JsonCursor& field) {
+  ModelSpec model;
+  model.vocab_size = field.at("vocab_size").integer(1, INT32_MAX);
+  model.max_model_len = field.at("max_model_len").integer(1, kMaxTokens);
+  model.prefill_chunk = field.at("prefill_chunk").integer(1, kMaxChunk);
+  model.eos_token_ids = field.at("eos_token_ids").integers(0, model.vocab_size - 1);
+  return model;
+}
+
+DrafterSpec read_drafter(const JsonCursor& field) {
+  DrafterSpec drafter;
+  drafter.kind = field.at("kind").string();
+  drafter.host = field.at("host").boolean();
+  if (drafter.host && drafter.kind != "none" && drafter.kind != "ngram" && drafter.kind != "suffix") {
+    field.fail("this drafter cannot run on the host", "none, ngram or suffix");
+  }
+  // These two draft with the target's own layers and state. Of a kind not known here, the careful thing is assumed.
+  drafter.own_state = !drafter.host && drafter.kind != "layerskip" && drafter.kind != "eagle:adaptive";
+  if (const auto depths = field.find("depths")) drafter.depths = depths->integers(1, kMaxDraft);
+  if (!std::is_sorted(drafter.depths.begin(), drafter.depths.end(), std::less_equal<>())) {
+    field.fail("depths must ascend");
+  }
+  const auto option = [&](const char* name, int64_t& value) {
+    if (const auto found = field.find(name)) value = found->integer(1, kMaxDraft);
+  };
+  option("prompt_lookup_min", drafter.prompt_lookup_min);
+  option("prompt_lookup_max", drafter.prompt_lookup_max);
+  option("max_tree_depth", drafter.max_tree_depth);
+  if (drafter.prompt_lookup_min > drafter.prompt_lookup_max) field.fail("prompt_lookup_min exceeds prompt_lookup_max");
+  if (const auto found = field.find("max_spec_factor")) drafter.max_spec_factor = found->number(0, kMaxDraft);
+  if (const auto found = field.find("min_token_prob")) drafter.min_token_prob = found->number(0, 1);
+  return drafter;
+}
+
+std::vector<StateSpec> read_state(const JsonCursor& list) {
+  std::vector<StateSpec> state;
+  std::set<std::string> names;
+  int64_t total = 0;
+  for (const auto& item : list.items()) {
+    StateSpec buffer{item.at("name").string(), read_dtype(item.at("dtype")), read_shape(item.at("shape"), false), 0};
+    buffer.bytes = item.at("bytes").integer(0, kMaxBytes);
+    const auto needed = checked_bytes(buffer.shape, dtype_numbered(buffer.dtype)->bytes);
+    if (!needed || *needed != buffer.bytes) item.fail("a state buffer's shape and its bytes disagree");
+    if (!names.insert(buffer.name).second) item.fail("a state buffer occurs twice");
+    if ((total += buffer.bytes) > kMaxBytes) item.fail("the state is absurdly large");
+    state.push_back(std::move(buffer));
+  }
+  return state;
+}
+
+std::vector<int64_t> read_draft_lengths(const JsonCursor& field) {
+  auto lengths = field.integers(0, kMaxDraft);
+  if (lengths.empty() || lengths.front() != 0 || !std::is_sorted(lengths.begin(), lengths.end(), std::less_equal<>())) {
+    field.fail("the draft lengths are wrong", "an ascending list that begins with 0");
+  }
+  return lengths;
+}
+
+std::string inner_path(const JsonCursor& field, const std::string& path) {
+  if (!is_inner_path(path)) field.fail("a file name leaves the artifact", "a relative path without '..'");
+  return path;
+}
+
+std::vector<FileSpec> read_files(const JsonCursor& field) {
+  std::vector<FileSpec> files;
+  for (const auto& entry : field.entries()) {
+    files.push_back({inner_path(entry.value, entry.key),
+                     static_cast<uint64_t>(entry.value.at("bytes").integer(0, INT64_MAX)),
+                     entry.value.at("sha256").string()});
+  }
+  return files;
+}
+
+Json parse_manifest(const std::string& text, const std::string& source) {
+  Json document = Json::parse(text, source);
+  if (document.object() == nullptr) throw Error(Code::NotAnArtifact, "not an artifact").where(source);
+  return document;
+}
+
+}  // namespace
+
+Manifest Manifest::parse(std::string text, const std::string& source) {
+  Manifest manifest;
+  manifest.text = std::move(text);
+  const Json document = parse_manifest(manifest.text, source);
+  const JsonCursor root(document, source + ": manifest");
+  check_version(root, "schema_version", kSchemaVersion);
+  check_version(root, "abi", SPECC_MODEL_ABI);
+
+  const JsonCursor device = root.at("device");
+  manifest.arch = device.at("arch").string();
+  manifest.isa = device.at("isa").string();
+  check_device(device, manifest.arch, manifest.isa);
+
+  manifest.model = read_model(root.at("model"));
+  manifest.draft_lengths = read_draft_lengths(root.at("num_speculative_tokens"));
+  manifest.drafter = read_drafter(root.at("drafter"));
+  manifest.state = read_state(root.at("state"));
+  for (const auto& entry : root.at("functions").entries()) {
+    manifest.functions.push_back(read_function(entry.key, entry.value));
+  }
+  const JsonCursor weights = root.at("weights");
+  manifest.weights_file = inner_path(weights, weights.at("file").string());
+  manifest.weights_bytes = static_cast<uint64_t>(weights.at("bytes").integer(0, INT64_MAX));
+  manifest.files = read_files(root.at("files"));
+  return manifest;
+}
+
+}  // namespace specc

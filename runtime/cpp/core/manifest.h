@@ -1,0 +1,79 @@
+// manifest.json as data: read, checked, and nothing taken on trust. What the names refer to (entries, weights) is
+// resolved later, in plan.h, when the library and the weights are open.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace specc {
+
+inline constexpr int64_t kRows = -1;  // the dimension "T"
+
+struct ValueSpec {
+  std::string name;
+  int32_t dtype = 0;
+  std::vector<int64_t> shape;  // kRows or a number
+};
+
+struct CallSpec {
+  std::string entry;
+  std::vector<std::string> in, out;
+  std::vector<int64_t> attrs;
+};
+
+struct FunctionSpec {
+  std::string name;
+  std::vector<ValueSpec> inputs, outputs;
+  std::vector<CallSpec> calls;
+};
+
+struct StateSpec {
+  std::string name;
+  int32_t dtype = 0;
+  std::vector<int64_t> shape;
+  int64_t bytes = 0;
+};
+
+struct ModelSpec {
+  int64_t vocab_size = 0;
+  int64_t max_model_len = 0;
+  int64_t prefill_chunk = 0;
+  std::vector<int64_t> eos_token_ids;
+};
+
+struct DrafterSpec {
+  std::string kind;
+  bool host = false;       // drafts are proposed by the engine (or a callback), not by the round function
+  bool own_state = false;  // keeps state beside the target's, which rounds without drafts leave behind
+  std::vector<int64_t> depths;
+  int64_t prompt_lookup_min = 2, prompt_lookup_max = 4;  // ngram
+  int64_t max_tree_depth = 24;                           // suffix
+  double max_spec_factor = 1.0, min_token_prob = 0.1;    // suffix
+};
+
+struct FileSpec {
+  std::string path;
+  uint64_t bytes = 0;
+  std::string sha256;
+};
+
+struct Manifest {
+  std::string text;  // as read
+  std::string arch, isa;
+  ModelSpec model;
+  std::vector<int64_t> draft_lengths;  // num_speculative_tokens: ascending, begins with 0
+  DrafterSpec drafter;
+  std::vector<StateSpec> state;
+  std::vector<FunctionSpec> functions;
+  std::string weights_file;
+  uint64_t weights_bytes = 0;
+  std::vector<FileSpec> files;
+
+  // Parses and checks. `source` is named in errors. Throws Error(NotAnArtifact, Damaged, TooNew or WrongDevice);
+  // versions are checked before anything else is read, and the device before what only makes sense on it.
+  static Manifest parse(std::string text, const std::string& source);
+};
+
+}  // namespace specc

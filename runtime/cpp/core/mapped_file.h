@@ -1,0 +1,40 @@
+// A file mapped read-only, and the few file questions the loader asks.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace specc {
+
+class MappedFile {
+ public:
+  MappedFile() = default;
+  explicit MappedFile(const std::string& path);  // throws Error(Code::File)
+  MappedFile(MappedFile&& other) noexcept;
+  MappedFile& operator=(MappedFile&& other) noexcept;
+  MappedFile(const MappedFile&) = delete;
+  MappedFile& operator=(const MappedFile&) = delete;
+  ~MappedFile();
+
+  const unsigned char* data() const { return data_; }
+  size_t size() const { return size_; }
+
+  // Starts reading the file in the background, so that the first prompt does not wait for the disk page by page.
+  void will_need() const;
+
+ private:
+  const unsigned char* data_ = nullptr;
+  size_t size_ = 0;
+};
+
+bool is_directory(const std::string& path);
+std::optional<uint64_t> regular_file_size(const std::string& path);
+std::string read_text_file(const std::string& path, uint64_t limit);  // throws Error(Code::File)
+
+// Whether `name`, from a manifest, stays inside the artifact: relative, no "..", no empty part, no NUL or backslash.
+bool is_inner_path(std::string_view name);
+
+}  // namespace specc

@@ -1,0 +1,94 @@
+#include "model_library.h"
+
+#include <algorithm>
+#include <dlfcn.h>
+#include <map>
+
+#include "error.h"
+
+namespace specc {
+namespace {
+
+constexpr int32_t kMaxEntries = 1 << 20;
+
+struct Registry {
+  std::mutex mutex;
+  std::map<void*, std::weak_ptr<ModelLibrary>> open;
+};
+
+Registry& registry() {
+  static Registry* instance = new Registry;  // never destroyed: a session may be closed by a static destructor
+  return *instance;
+}
+
+void run_on_pool(void* pool, int32_t parts, void (*body)(void*, int32_t), void* arg) {
+  static_cast<Pool*>(pool)->parallel(parts, body, arg);
+}
+
+Error refused(const std::string& path, const char* what) {
+  return Error(Code::ModelRefused, what).where(path).cure("compile the artifact again with this version of specc");
+}
+
+}  // namespace
+
+void ModelLibrary::Close::operator()(void* handle) const { dlclose(handle); }
+
+std::shared_ptr<ModelLibrary> ModelLibrary::open(const std::string& path, const std::string& isa, int32_t threads) {
+  Registry& known = registry();
+  const std::lock_guard<std::mutex> guard(known.mutex);
+  Handle handle(dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL));
+  if (handle == nullptr) {
+    const char* reason = dlerror();
+    throw refused(path, "the model library cannot be loaded").found(reason != nullptr ? reason : "unknown");
+  }
+  std::weak_ptr<ModelLibrary>& slot = known.open[handle.get()];
+  if (auto shared = slot.lock()) {
+    if (shared->api_->isa != isa) throw refused(path, "the model library and the manifest name different ISAs");
+    return shared;  // our extra handle is closed
+  }
+  std::shared_ptr<ModelLibrary> library(new ModelLibrary(std::move(handle), path, isa, threads));
+  slot = library;
+  return library;
+}
+
+ModelLibrary::ModelLibrary(Handle handle, const std::string& path, const std::string& isa, int32_t threads)
+    : handle_(std::move(handle)), pool_(threads) {
+  using EntryPoint = const specc_model* (*)();
+  const auto entry_point = reinterpret_cast<EntryPoint>(dlsym(handle_.get(), "specc_model_entry"));
+  if (entry_point == nullptr) throw refused(path, "the model library exports no specc_model_entry");
+  api_ = entry_point();
+  if (api_ == nullptr) throw refused(path, "the model library has no table");
+  if (api_->abi != SPECC_MODEL_ABI) {
+    throw refused(path, "the model library speaks another ABI")
+        .expected(std::to_string(SPECC_MODEL_ABI))
+        .found(std::to_string(api_->abi));
+  }
+  if (api_->isa == nullptr || api_->isa != isa) {
+    throw refused(path, "the model library and the manifest name different ISAs")
+        .expected(isa)
+        .found(api_->isa != nullptr ? api_->isa : "none");
+  }
+  if (!api_->attach || !api_->view || !api_->retain || !api_->release || !api_->data || !api_->info || !api_->run ||
+      !api_->error || api_->entry_count < 0 || api_->entry_count > kMaxEntries) {
+    throw refused(path, "the model library's table is incomplete");
+  }
+  for (int32_t i = 0; i < api_->entry_count; ++i) entries_.emplace(api_->entry_names[i], i);
+  host_ = {run_on_pool, &pool_, pool_.threads()};
+  if (api_->attach(&host_) != 0) throw refused(path, "the model library could not start").found(api_->error());
+}
+
+ModelLibrary::~ModelLibrary() {
+  Registry& known = registry();
+  const std::lock_guard<std::mutex> guard(known.mutex);
+  // Someone may have opened the same file since our count fell to zero; then the place is theirs.
+  const auto found = known.open.find(handle_.get());
+  if (found != known.open.end() && found->second.expired()) known.open.erase(found);
+}
+
+std::optional<int32_t> ModelLibrary::entry(const std::string& name) const {
+  const auto found = entries_.find(name);
+  if (found == entries_.end()) return std::nullopt;
+  return found->second;
+}
+
+}  // namespace specc

@@ -1,0 +1,49 @@
+// An artifact's model.so, opened, checked and attached to a thread pool.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_map>
+
+#include "pool.h"
+#include "specc_model.h"
+#include "turn.h"
+
+namespace specc {
+
+class ModelLibrary {
+ public:
+  // Loading the same file twice gives the same object: the dynamic linker would hand out one library anyway, and that
+  // can be attached to one pool only. `threads` counts for the first. Throws Error(ModelRefused or WrongDevice).
+  static std::shared_ptr<ModelLibrary> open(const std::string& path, const std::string& isa, int32_t threads);
+  ~ModelLibrary();
+  ModelLibrary(const ModelLibrary&) = delete;
+  ModelLibrary& operator=(const ModelLibrary&) = delete;
+
+  const specc_model& api() const { return *api_; }
+  std::optional<int32_t> entry(const std::string& name) const;
+  int32_t threads() const { return pool_.threads(); }
+
+  // Held by whoever calls into the model. Every call goes under it: tensors are counted without atomics on the other
+  // side of the border, and kernels share the pool.
+  TurnMutex& turn() { return turn_; }
+
+ private:
+  struct Close {
+    void operator()(void* handle) const;
+  };
+  using Handle = std::unique_ptr<void, Close>;
+
+  ModelLibrary(Handle handle, const std::string& path, const std::string& isa, int32_t threads);
+
+  Handle handle_;  // first, so that the threads have ended when the library is closed
+  const specc_model* api_ = nullptr;
+  std::unordered_map<std::string, int32_t> entries_;
+  Pool pool_;
+  specc_host host_{};
+  TurnMutex turn_;
+};
+
+}  // namespace specc

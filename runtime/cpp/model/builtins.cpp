@@ -1,0 +1,69 @@
+#include "builtins.h"
+
+#include "cache.h"
+#include "weights.h"
+
+namespace specc {
+
+Status expect(const char* name, const Call& call, int32_t n_in, int32_t n_out, int32_t n_attrs) {
+  if (call.n_in == n_in && call.n_out == n_out && call.n_attrs == n_attrs) return kOk;
+  return fail("%s takes %d inputs, %d outputs and %d attributes, not %d, %d and %d", name, n_in, n_out, n_attrs,
+              call.n_in, call.n_out, call.n_attrs);
+}
+
+Status expect_tensor(const char* name, const Tensor* tensor, int32_t dtype, int64_t at_least) {
+  if (tensor->dtype == dtype && tensor->numel() >= at_least && tensor->is_contiguous()) return kOk;
+  return fail("%s: an input must be contiguous %s of %ld elements or more", name, dtype_name(dtype), (long)at_least);
+}
+
+namespace {
+
+Status handed_out(const Call& call, Tensor* result) {
+  call.out[0] = result;
+  return result == nullptr ? 1 : kOk;
+}
+
+// The operators of compiled leaves, for plans and tests. Float attributes come as f64 tensors, optional tensors last.
+
+Status run_linear(const Call& call) {  // x, w[, bias]; attrs: output features
+  if (expect("specc.linear", call, call.n_in == 3 ? 3 : 2, 1, 1) != kOk) return 1;
+  return handed_out(call, linear(*call.in[0], *call.in[1], call.n_in == 3 ? call.in[2] : nullptr, call.attrs[0]));
+}
+
+Status run_embedding(const Call& call) {  // tokens, w; attrs: rows of the matrix
+  if (expect("specc.embedding", call, 2, 1, 1) != kOk) return 1;
+  return handed_out(call, embedding(*call.in[0], *call.in[1], call.attrs[0]));
+}
+
+Status run_cache_write(const Call& call) {  // cache, rows, positions
+  if (expect("specc.cache_write", call, 3, 0, 0) != kOk) return 1;
+  return cache_write(*call.in[0], *call.in[1], *call.in[2]);
+}
+
+Status run_cached_attention(const Call& call) {  // q, k, v, positions, scale f64, softcap f64[, sinks]; attrs: window
+  const char* name = "specc.cached_attention";
+  if (expect(name, call, call.n_in == 7 ? 7 : 6, 1, 1) != kOk) return 1;
+  if (expect_tensor(name, call.in[4], SPECC_F64, 1) != kOk) return 1;
+  if (expect_tensor(name, call.in[5], SPECC_F64, 1) != kOk) return 1;
+  const AttentionOptions options{*call.in[4]->data<double>(), call.attrs[0], *call.in[5]->data<double>(),
+                                 call.n_in == 7 ? call.in[6] : nullptr};
+  return handed_out(call, cached_attention(*call.in[0], *call.in[1], *call.in[2], *call.in[3], options));
+}
+
+}  // namespace
+
+const Builtin kBuiltins[] = {
+    {"specc.positions", run_positions},
+    {"specc.cat", run_cat},
+    {"specc.row", run_row},
+    {"specc.argmax", run_argmax},
+    {"specc.accept", run_accept},
+    {"specc.cache_copy", run_cache_copy},
+    {"specc.linear", run_linear},
+    {"specc.embedding", run_embedding},
+    {"specc.cache_write", run_cache_write},
+    {"specc.cached_attention", run_cached_attention},
+};
+const int kBuiltinCount = sizeof kBuiltins / sizeof kBuiltins[0];
+
+}  // namespace specc

@@ -1,0 +1,88 @@
+// specc::linear(x, w, bias?, n): y = x w^T + bias for a packed w of any format.
+#include "error.h"
+#include "parallel.h"
+#include "shim.h"
+#include "weights.h"
+
+namespace specc {
+namespace {
+
+// Leading dimensions as one: the distance between consecutive rows, or -1 if they are not evenly spaced.
+int64_t row_stride(const Tensor& x) {
+  int64_t stride = -1;
+  int64_t rows = 1;
+  for (int d = x.ndim - 2; d >= 0; d--) {
+    if (x.sizes[d] == 1) continue;
+    if (stride < 0) {
+      stride = x.strides[d];
+    } else if (x.strides[d] != stride * rows) {
+      return -1;
+    }
+    rows *= x.sizes[d];
+  }
+  return stride < 0 ? x.size(1) : stride;
+}
+
+void compute(const WeightFormat& format, const LinearCall& call) {
+  const int64_t tiles = (call.columns + kTileColumns - 1) / kTileColumns;
+  // A part should outlast the cost of waking a thread: a few microseconds.
+  const int64_t least = 1 + 65536 / (call.depth * kTileColumns + 1);
+  const int64_t parts = parts_for(tiles, least);
+  // Even tile numbers to part borders, so that kernels that take tiles in pairs have no odd one but the last.
+  const int64_t pairs = (tiles + 1) / 2;
+  parallel(parts, [&](int32_t part) {
+    const Share mine = share(pairs, part, parts);
+    format.linear(call, 2 * mine.begin, 2 * mine.end < tiles ? 2 * mine.end : tiles);
+  });
+}
+
+}  // namespace
+
+Tensor* linear(const Tensor& x, const Tensor& packed, const Tensor* bias, int64_t columns) {
+  const WeightFormat* format = find_weight_format(packed);
+  if (format == nullptr) return nullptr;
+  const int64_t depth = format->depth(packed);
+  if (x.dtype != SPECC_F32 || x.ndim < 1 || x.size(1) != depth) {
+    fail("linear: x is %s with %ld features, the weight wants f32 with %ld", dtype_name(x.dtype),
+         x.ndim < 1 ? 0L : (long)x.size(1), (long)depth);
+    return nullptr;
+  }
+  if (columns < 0 || columns > packed.sizes[0] * kTileColumns || columns <= (packed.sizes[0] - 1) * kTileColumns) {
+    fail("linear: %ld features from a weight of %ld tiles", (long)columns, (long)packed.sizes[0]);
+    return nullptr;
+  }
+  if (bias != nullptr && (bias->dtype != SPECC_F32 || bias->numel() != columns || !bias->is_contiguous())) {
+    fail("linear: the bias must be %ld contiguous f32", (long)columns);
+    return nullptr;
+  }
+  int64_t sizes[kMaxDims];
+  for (int d = 0; d < x.ndim; d++) sizes[d] = x.sizes[d];
+  sizes[x.ndim - 1] = columns;
+  Tensor* y = new_empty(SPECC_F32, x.ndim, sizes);
+  if (y == nullptr || y->numel() == 0) return y;
+
+  int64_t stride = row_stride(x);
+  Tensor* gathered = nullptr;
+  if (stride < 0 || (depth > 1 && x.strides[x.ndim - 1] != 1)) {
+    gathered = new_empty(SPECC_F32, x.ndim, x.sizes);
+    if (gathered == nullptr) {
+      release(y);
+      return nullptr;
+    }
+    copy_elements(gathered, &x);
+    stride = depth;
+  }
+  const float* rows = gathered == nullptr ? x.data<float>() : gathered->data<float>();
+  compute(*format, {rows, depth == 0 ? y->numel() / columns : x.numel() / depth, depth, stride, packed.data<char>(),
+                    bias == nullptr ? nullptr : bias->data<float>(), y->data<float>(), columns});
+  release(gathered);
+  return y;
+}
+
+}  // namespace specc
+
+SPECC_SHIM(aoti_torch_cpu_linear)
+(specc::Tensor* x, specc::Tensor* w, specc::Tensor** bias, int64_t n, specc::Tensor** result) -> specc::Status {
+  *result = specc::linear(*x, *w, bias == nullptr ? nullptr : *bias, n);
+  return *result == nullptr ? 1 : specc::kOk;
+}

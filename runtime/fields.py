@@ -1,0 +1,96 @@
+"""Reading untrusted JSON: values that know where they stand, so that complaints name the place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from specc.errors import ArtifactError
+
+_MISSING = object()
+_KINDS = {
+    dict: "an object", list: "a list", str: "a string", bool: "true or false", int: "a number",
+}  # fmt: skip
+
+
+def damaged(where: str, expected: str, found: str) -> ArtifactError:
+    """The error for a manifest that is not what it should be."""
+    return ArtifactError(
+        "SPECC-E0502", "the manifest is damaged", where=where, expected=expected,
+        found=found if len(found) <= 200 else found[:197] + "...",
+        cure="compile the artifact again, or copy it again",
+    )  # fmt: skip
+
+
+class Field:
+    """A JSON value and its path.
+
+    Readers raise ArtifactError E0502. `default` is for a field that is absent.
+    """
+
+    def __init__(self, value: Any, path: str) -> None:
+        self._value = value
+        self.path = path
+
+    @property
+    def value(self) -> Any:
+        """The bare value; None if the field is absent."""
+        return None if self._value is _MISSING else self._value
+
+    def __getitem__(self, name: str) -> Field:
+        found = self.get(name)
+        if found._value is _MISSING:
+            raise damaged(found.path, "a value", "nothing")
+        return found
+
+    def get(self, name: str) -> Field:
+        """The member `name`, which may be absent."""
+        members = self._a(dict)
+        return Field(members.get(name, _MISSING), f"{self.path}.{name}")
+
+    def entries(self) -> list[tuple[str, Field]]:
+        """Members of an object."""
+        return [(n, Field(v, f"{self.path}.{n}")) for n, v in self._a(dict).items()]
+
+    def items(self) -> list[Field]:
+        """Elements of a list."""
+        return [Field(v, f"{self.path}[{i}]") for i, v in enumerate(self._a(list))]
+
+    def mapping(self, default: Mapping[str, Any]) -> Mapping[str, Any]:
+        """An object as it is."""
+        return default if self._value is _MISSING else self._a(dict)
+
+    def string(self, *, default: str | None = None) -> str:
+        """A string."""
+        if self._value is _MISSING and default is not None:
+            return default
+        text: str = self._a(str)
+        return text
+
+    def boolean(self, *, default: bool | None = None) -> bool:
+        """True or false."""
+        if self._value is _MISSING and default is not None:
+            return default
+        flag: bool = self._a(bool)
+        return flag
+
+    def integer(self, least: int = -(1 << 63), most: int = (1 << 63) - 1) -> int:
+        """A whole number within the bounds."""
+        number: int = self._a(int)
+        if isinstance(number, bool) or not least <= number <= most:
+            raise damaged(self.path, f"a whole number, {least} to {most}", str(number))
+        return number
+
+    def integers(
+        self, least: int, most: int = (1 << 63) - 1, *, default: tuple[int, ...] | None = None
+    ) -> tuple[int, ...]:
+        """A list of whole numbers within the bounds."""
+        if self._value is _MISSING and default is not None:
+            return default
+        return tuple(item.integer(least, most) for item in self.items())
+
+    def _a(self, kind: type) -> Any:
+        if not isinstance(self._value, kind):
+            found = "nothing" if self._value is _MISSING else type(self._value).__name__
+            raise damaged(self.path, _KINDS[kind], found)
+        return self._value

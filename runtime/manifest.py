@@ -1,0 +1,310 @@
+"""`manifest.json` as typed, frozen values. README.md beside this file describes the format."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import reduce
+from operator import mul
+from pathlib import Path
+from typing import Any
+
+from specc.errors import ArtifactError
+from specc.runtime.fields import Field, damaged
+
+SCHEMA_VERSION = 1
+"""The newest manifest this package reads."""
+
+DTYPE_BYTES = {
+    "f64": 8, "i64": 8, "f32": 4, "i32": 4, "bf16": 2, "f16": 2, "i8": 1, "u8": 1, "bool": 1,
+}  # fmt: skip
+
+Dim = int | str
+"""A number, or `"T"`: the rows of a call."""
+
+_MOST_BYTES = 32 << 20  # of manifest text; the engine draws the same line
+_MOST_TOKENS = 1 << 31
+
+
+@dataclass(frozen=True)
+class Device:
+    """What the artifact was compiled for."""
+
+    type: str
+    arch: str
+    isa: str
+
+
+@dataclass(frozen=True)
+class Model:
+    """Facts about the target that a caller needs. `add_bos`: prompts begin with `bos_token_id`."""
+
+    vocab_size: int
+    max_model_len: int
+    prefill_chunk: int
+    eos_token_ids: tuple[int, ...]
+    bos_token_id: int | None
+    add_bos: bool
+
+
+@dataclass(frozen=True)
+class Drafter:
+    """Who drafts. `options` is what the drafter's kind adds to the common fields."""
+
+    kind: str
+    host: bool
+    depths: tuple[int, ...] = ()
+    layers: tuple[int, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Value:
+    """An input or output of a function."""
+
+    name: str
+    dtype: str
+    shape: tuple[Dim, ...]
+
+
+@dataclass(frozen=True)
+class StateBuffer:
+    """A tensor of a session."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    owner: str
+    zone: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Function:
+    """The border of one plan; `calls` is how many instructions it has."""
+
+    name: str
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    calls: int
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """A file of the artifact."""
+
+    path: str
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The whole of it. `raw` is the document as read, with fields this version does not know."""
+
+    schema_version: int
+    abi: int
+    specc_version: str
+    name: str
+    method: str
+    backend: str
+    lossless: bool
+    device: Device
+    model: Model
+    num_speculative_tokens: tuple[int, ...]
+    drafter: Drafter
+    state: tuple[StateBuffer, ...]
+    functions: Mapping[str, Function]
+    weights_file: str
+    weights_bytes: int
+    files: Mapping[str, FileEntry]
+    provenance: Mapping[str, Any]
+    raw: Mapping[str, Any] = field(repr=False, compare=False)
+
+    @classmethod
+    def read(cls, artifact: Path) -> Manifest:
+        """The manifest in directory `artifact`; raises ArtifactError (E0501 to E0503)."""
+        path = artifact / "manifest.json"
+        if not path.is_file():
+            raise ArtifactError(
+                "SPECC-E0501",
+                "not an artifact",
+                where=str(artifact),
+                expected="a directory with a manifest.json",
+                found=_what_is(artifact),
+                cure="make one with: specc compile MODEL -o ART",
+            )
+        try:
+            if path.stat().st_size > _MOST_BYTES:
+                raise damaged(str(path), f"at most {_MOST_BYTES} bytes", "more")
+            text = path.read_bytes()
+        except OSError as error:
+            raise ArtifactError(
+                "SPECC-E0501", "the manifest cannot be read", where=str(path),
+                found=error.strerror or str(error), cure="check the permissions",
+            ) from error  # fmt: skip
+        return cls.parse(text, str(path))
+
+    @classmethod
+    def parse(cls, text: bytes | str, source: str = "manifest.json") -> Manifest:
+        """Check and read manifest text; `source` is for messages."""
+        try:
+            document = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise damaged(source, "JSON", str(error)) from error
+        root = Field(document, source)
+        schema = _schema_version(root)
+        model = _model(root["model"])
+        return cls(
+            schema_version=schema,
+            abi=root["abi"].integer(0),
+            specc_version=root["specc_version"].string(),
+            name=root["name"].string(),
+            method=root["method"].string(),
+            backend=root["backend"].string(),
+            lossless=root["lossless"].boolean(),
+            device=_device(root["device"]),
+            model=model,
+            num_speculative_tokens=_draft_lengths(root["num_speculative_tokens"]),
+            drafter=_drafter(root["drafter"]),
+            state=tuple(_state(item) for item in root["state"].items()),
+            functions={n: _function(n, f) for n, f in root["functions"].entries()},
+            weights_file=_inner_path(root["weights"]["file"]),
+            weights_bytes=root["weights"]["bytes"].integer(0),
+            files={n: _file(n, f) for n, f in root["files"].entries()},
+            provenance=root.get("provenance").mapping({}),
+            raw=document,
+        )
+
+    @property
+    def speculates(self) -> bool:
+        """Whether any round drafts."""
+        return len(self.num_speculative_tokens) > 1
+
+    @property
+    def state_bytes_by_zone(self) -> dict[str, int]:
+        """Bytes that a session allocates, by zone of the arena."""
+        zones: dict[str, int] = {}
+        for buffer in self.state:
+            zones[buffer.zone] = zones.get(buffer.zone, 0) + buffer.bytes
+        return zones
+
+    @property
+    def source_model(self) -> str | None:
+        """The MODEL this was compiled from, as given then, if that was recorded."""
+        model = self.provenance.get("model")
+        return model if isinstance(model, str) and model else None
+
+
+def _what_is(path: Path) -> str:
+    if not path.exists():
+        return "nothing of that name"
+    return "a directory without one" if path.is_dir() else "a file"
+
+
+def _schema_version(root: Field) -> int:
+    """First of all: what a newer schema means is not for this version to guess."""
+    if not isinstance(root.value, dict) or "schema_version" not in root.value:
+        raise ArtifactError(
+            "SPECC-E0501", "not a manifest of specc", where=root.path,
+            expected="an object with a schema_version",
+            cure="make one with: specc compile MODEL -o ART",
+        )  # fmt: skip
+    version = root["schema_version"].integer()
+    if version != SCHEMA_VERSION:
+        newer = version > SCHEMA_VERSION
+        raise ArtifactError(
+            "SPECC-E0503",
+            f"the artifact is too {'new' if newer else 'old'} for this specc",
+            where=f"{root.path}.schema_version",
+            expected=str(SCHEMA_VERSION),
+            found=str(version),
+            cure="update specc" if newer else "compile the artifact again",
+        )
+    return version
+
+
+def _device(at: Field) -> Device:
+    return Device(at["type"].string(), at["arch"].string(), at["isa"].string())
+
+
+def _model(at: Field) -> Model:
+    vocab_size = at["vocab_size"].integer(1, _MOST_TOKENS)
+    bos = at.get("bos_token_id")
+    return Model(
+        vocab_size=vocab_size,
+        max_model_len=at["max_model_len"].integer(1, _MOST_TOKENS),
+        prefill_chunk=at["prefill_chunk"].integer(1, _MOST_TOKENS),
+        eos_token_ids=at["eos_token_ids"].integers(0, vocab_size - 1),
+        bos_token_id=None if bos.value is None else bos.integer(0, vocab_size - 1),
+        add_bos=at.get("add_bos").boolean(default=False),
+    )
+
+
+def _draft_lengths(at: Field) -> tuple[int, ...]:
+    lengths = at.integers(0, 1024)
+    if not lengths or lengths[0] != 0 or list(lengths) != sorted(set(lengths)):
+        raise damaged(at.path, "an ascending list that begins with 0", str(list(lengths)))
+    return lengths
+
+
+def _drafter(at: Field) -> Drafter:
+    known = {"kind", "host", "depths", "layers"}
+    return Drafter(
+        kind=at["kind"].string(),
+        host=at["host"].boolean(),
+        depths=at.get("depths").integers(1, 1024, default=()),
+        layers=at.get("layers").integers(0, 1 << 20, default=()),
+        options={name: f.value for name, f in at.entries() if name not in known},
+    )
+
+
+def _state(at: Field) -> StateBuffer:
+    dtype, shape = _dtype(at["dtype"]), at["shape"].integers(0)
+    size = at["bytes"].integer(0)
+    needed = reduce(mul, shape, DTYPE_BYTES[dtype])
+    if size != needed:
+        raise damaged(f"{at.path}.bytes", f"{needed}, by dtype and shape", str(size))
+    return StateBuffer(
+        at["name"].string(), dtype, shape,
+        at.get("owner").string(default=""), at.get("zone").string(default=""), size,
+    )  # fmt: skip
+
+
+def _function(name: str, at: Field) -> Function:
+    return Function(
+        name,
+        tuple(_value(item) for item in at["inputs"].items()),
+        tuple(_value(item) for item in at["outputs"].items()),
+        len(at["plan"].items()),
+    )
+
+
+def _value(at: Field) -> Value:
+    shape = tuple("T" if d.value == "T" else d.integer(0) for d in at["shape"].items())
+    return Value(at["name"].string(), _dtype(at["dtype"]), shape)
+
+
+def _file(name: str, at: Field) -> FileEntry:
+    _check_inner(name, at.path)
+    return FileEntry(name, at["bytes"].integer(0), at["sha256"].string())
+
+
+def _dtype(at: Field) -> str:
+    name = at.string()
+    if name not in DTYPE_BYTES:
+        raise damaged(at.path, " ".join(DTYPE_BYTES), name)
+    return name
+
+
+def _inner_path(at: Field) -> str:
+    path = at.string()
+    _check_inner(path, at.path)
+    return path
+
+
+def _check_inner(path: str, where: str) -> None:
+    """A manifest comes from anywhere: no name in it may lead out of the artifact."""
+    if not path or Path(path).is_absolute() or ".." in Path(path).parts or "\0" in path:
+        raise damaged(where, "a path inside the artifact", repr(path))

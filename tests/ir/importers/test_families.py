@@ -1,0 +1,74 @@
+"""Every supported family: the imported program computes what transformers' eager attention computes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from specc.errors import ModelError
+from specc.ir import check
+from specc.ir.dialect import ops
+from specc.ir.evaluate import evaluate
+from specc.ir.importers.huggingface import import_model
+from specc.ir.program import SpeculativeProgram
+from tiny_models import FAMILIES, VOCABULARY, eager_logits, tiny
+
+ROWS = 24
+
+
+def logits_of(program: SpeculativeProgram, tokens: torch.Tensor) -> torch.Tensor:
+    return evaluate(program, "target", [tokens, torch.arange(len(tokens))], {})[0]
+
+
+def difference(got: torch.Tensor, want: torch.Tensor) -> float:
+    return float((got - want).abs().max() / want.abs().max())
+
+
+def prompt() -> torch.Tensor:
+    return torch.randint(3, VOCABULARY, (ROWS,), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_same_logits_as_transformers(family: str) -> None:
+    kind, values = FAMILIES[family]
+    model = tiny(kind, **values)
+    want = eager_logits(model, prompt())
+    program = import_model(model, family)
+    check(program)
+    layers = [
+        n.args[7] for n in program.functions["target"].graph.nodes
+        if n.target is ops.attention.default
+    ]  # fmt: skip
+    assert layers == list(range(program.model.num_layers))
+    assert len(program.model.layer_paths) == program.model.num_layers
+    assert difference(logits_of(program, prompt()), want) < 1e-5
+    # The model is handed back as it came.
+    assert torch.equal(eager_logits(model, prompt()), want)
+
+
+def test_windows_are_seen() -> None:
+    """A window smaller than the prompt is read off the mask, layer by layer."""
+    program = import_model(tiny(*FAMILIES["gemma3"][:1], **FAMILIES["gemma3"][1]), "gemma3")
+    windows = [
+        n.args[5] for n in program.functions["target"].graph.nodes
+        if n.target is ops.attention.default
+    ]  # fmt: skip
+    assert windows == [8, 8, 0]
+
+
+@pytest.mark.parametrize(("length", "word"), [(16, "short"), (64, "long")])
+def test_longrope_is_cut_by_the_longest_sequence(length: int, word: str) -> None:
+    model = tiny(FAMILIES["phi3-longrope"][0], **FAMILIES["phi3-longrope"][1])
+    tokens = prompt() if word == "long" else prompt()[:16]
+    program = import_model(model, "phi3", max_model_len=length)
+    assert word in program.provenance["rope"]
+    assert program.model.max_position == length
+    assert difference(logits_of(program, tokens), eager_logits(model, tokens)) < 1e-5
+
+
+def test_dynamic_rope_is_refused_beyond_its_length() -> None:
+    kind, values = FAMILIES["llama-rope-dynamic"]
+    assert import_model(tiny(kind, **values), "m", 64).model.max_position == 64
+    with pytest.raises(ModelError, match="SPECC-E0205") as error:
+        import_model(tiny(kind, **values), "m", 65)
+    assert "--max-model-len 64" in error.value.cure

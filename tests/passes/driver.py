@@ -1,0 +1,56 @@
+"""The engine's loop in twenty lines: prefill, then rounds; commit by adding to the length."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import cycle
+
+import torch
+
+from specc.ir import SpeculativeProgram, StateKind
+from specc.ir.evaluate import evaluate, fresh_state
+
+Drafts = Callable[[Sequence[int], int], Sequence[int]]
+"""Host drafter: the tokens so far and K -> K tokens."""
+
+
+def generate(
+    program: SpeculativeProgram, prompt: Sequence[int], count: int, ks: Iterable[int], *,
+    depth: int = 0, heat: float = 0.0, seed: int = 0, drafts: Drafts = lambda x, k: [0] * k,
+    chunk: int = 0,
+) -> tuple[list[int], list[tuple[int, int]]]:  # fmt: skip
+    """`count` new tokens, and (K, accepted) of every round. `ks` gives K of each round, again and again.
+
+    State is NaN where nothing was written, and every cache row at or beyond the length is NaN again before each round.
+    """
+    state = fresh_state(program)
+    for buffer in state.values():
+        buffer.fill_(torch.nan)
+    x, n = list(prompt), len(prompt) - 1
+    tap, step = 0, chunk or program.prefill_chunk
+    for begin in range(0, n, step):
+        part = x[begin : min(begin + step, n)]
+        at = torch.arange(begin, begin + len(part))
+        evaluate(program, "prefill", [torch.tensor(part), at], state)
+        tap = len(part) - 1
+    rounds, k_of = [], cycle(ks)
+    while len(x) < len(prompt) + count:
+        k = next(k_of)
+        for buffer in program.state.values():
+            if buffer.kind is StateKind.KV_CACHE:
+                state[buffer.name][:, n:] = torch.nan
+        name = f"round_{k}_d{depth}" if depth and k else f"round_{k}"
+        values = {
+            "root": [x[-1]], "length": [n], "seed": [seed], "previous": [x[max(n - 1, 0)]],
+            "tap_row": [tap], "drafts": list(drafts(x, k)),
+        }  # fmt: skip
+        inputs = {key: torch.tensor(value) for key, value in values.items()}
+        inputs["temperature"] = torch.tensor([heat], dtype=torch.float64)
+        function = program.functions[name]
+        tokens, accepted = evaluate(program, name, [inputs[i.name] for i in function.inputs], state)
+        a = int(accepted)
+        assert a >= 0, "a logit that counts is NaN"
+        rounds.append((k, a))
+        x += tokens[: a + 1].tolist()
+        n, tap = n + a + 1, a
+    return x[len(prompt) : len(prompt) + count], rounds

@@ -1,0 +1,89 @@
+#include <random>
+#include <string>
+#include <vector>
+
+#include "../../../runtime/cpp/core/engine/controller.h"
+#include "check.h"
+#include "tests.h"
+
+using namespace specc;
+
+namespace {
+
+struct World {
+  std::vector<int64_t> lengths;
+  std::vector<double> seconds;
+  double acceptance;
+};
+
+double tokens_per_second(const World& world, size_t index) {
+  double tokens = 1, survival = 1;
+  for (int64_t i = 0; i < world.lengths[index]; ++i) tokens += survival *= world.acceptance;
+  return tokens / world.seconds[index];
+}
+
+// Plays `rounds` rounds and returns the expected tokens per second over the last half, by what was chosen.
+double play(LengthController& controller, const World& world, int rounds, unsigned seed) {
+  std::mt19937 random(seed);
+  std::uniform_real_distribution<double> uniform(0, 1);
+  double tokens = 0, seconds = 0;
+  for (int round = 0; round < rounds; ++round) {
+    const size_t index = controller.choose();
+    size_t accepted = 0;
+    while (accepted < static_cast<size_t>(world.lengths[index]) && uniform(random) < world.acceptance) ++accepted;
+    const double hiccup = uniform(random) < 0.01 ? 20 : 1;
+    controller.observe(index, accepted, world.seconds[index] * (0.95 + 0.1 * uniform(random)) * hiccup);
+    if (round < rounds / 2) continue;
+    tokens += tokens_per_second(world, index) * world.seconds[index];
+    seconds += world.seconds[index];
+  }
+  return tokens / seconds;
+}
+
+void check_settles(const World& world, size_t best) {
+  for (size_t i = 0; i < world.lengths.size(); ++i)
+    CHECK(tokens_per_second(world, i) <= tokens_per_second(world, best));
+  for (unsigned seed = 0; seed < 8; ++seed) {
+    LengthController controller(world.lengths);
+    const double reached = play(controller, world, 2000, seed) / tokens_per_second(world, best);
+    CHECK_NOTE(reached > 0.97, "best " + std::to_string(best) + ": " + std::to_string(reached));
+  }
+}
+
+}  // namespace
+
+void controller_test() {
+  check_settles({{0, 2, 4}, {1.0, 1.1, 1.2}, 0.9}, 2);     // cheap and well accepted: the longest
+  check_settles({{0, 2, 4}, {1.0, 1.3, 2.5}, 0.5}, 1);     // 1, 1.35, 0.775 tokens a second
+  check_settles({{0, 2, 4}, {1.0, 1.6, 2.2}, 0.1}, 0);     // speculation loses: off
+  check_settles({{0, 2, 4}, {1.0, 1.13, 1.13}, 0.05}, 0);  // even if it loses by little
+  LengthController alone({0});
+  CHECK_EQ(alone.choose(), 0u);
+  alone.observe(0, 0, 1.0);
+
+  // What was switched off is found again when the text becomes easy.
+  LengthController controller({0, 2, 4});
+  play(controller, {{0, 2, 4}, {1.0, 1.6, 2.2}, 0.05}, 300, 1);
+  CHECK_EQ(controller.current(), 0u);
+  play(controller, {{0, 2, 4}, {1.0, 1.2, 1.4}, 0.95}, 1500, 2);
+  CHECK_EQ(controller.current(), 2u);
+
+  // A drafter that finds nothing: every round is of length 0, whatever was chosen.
+  LengthController idle({0, 2, 4});
+  for (int i = 0; i < 500; ++i) {
+    idle.choose();
+    idle.observe(0, 0, 1.0);
+  }
+
+  DepthController depth({1, 2, 3, 5});
+  const size_t start = depth.index();
+  for (int i = 0; i < 19; ++i) depth.observe(4, 4);
+  CHECK_EQ(depth.index(), start);  // dwells
+  for (int i = 0; i < 400; ++i) depth.observe(4, 4);
+  CHECK_EQ(depth.index(), 1u);  // depth 2 is the floor
+  for (int i = 0; i < 400; ++i) depth.observe(4, 0);
+  CHECK_EQ(depth.index(), 3u);
+  DepthController none({});
+  none.observe(4, 4);
+  CHECK_EQ(none.index(), 0u);
+}

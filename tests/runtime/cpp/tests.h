@@ -1,0 +1,16 @@
+#pragma once
+
+#include <string>
+
+void json_test();
+void commit_test();
+void drafters_test();
+void controller_test();
+void pool_test();
+void files_test(const std::string& folder);
+void session_test(const std::string& artifacts);
+void edges_test(const std::string& artifacts);
+int load_and_report(const std::string& artifact);
+
+// Calls of operator new in this program; the model library takes its memory from malloc and is not counted.
+long allocations_so_far();

@@ -1,0 +1,389 @@
+"""The C++ engine: built with sanitizers, run against artifacts whose model is written by hand."""
+
+import copy
+import hashlib
+import json
+import shutil
+import struct
+import subprocess
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+CORE = ROOT / "runtime/cpp/core"
+TESTS = Path(__file__).parent / "cpp"
+FLAGS = ["-std=c++17", "-O1", "-g", "-Wall", "-Wextra", "-Werror", f"-I{ROOT / 'runtime/include'}"]
+SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+
+VOCAB, VALID, MAX_LEN, CHUNK, SALT = 100, 97, 64, 4, 12345
+LENGTHS = [0, 1, 2, 4]
+
+Json = dict[str, Any]
+
+
+def run(*command: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(part) for part in command], capture_output=True, text=True, timeout=300
+    )
+
+
+def compile_to(output: Path, *arguments: object) -> None:
+    done = run("g++", *FLAGS, *SANITIZE, *arguments, "-o", output)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="module")
+def build(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if shutil.which("g++") is None:
+        pytest.skip("no g++")
+    folder = tmp_path_factory.mktemp("core")
+    sources = [path for path in sorted(CORE.rglob("*.cpp")) if path.name != "tokenize_api.cpp"]
+    sources += sorted(path for path in TESTS.glob("*.cpp") if path.name != "tiny_model.cpp")
+    objects = [folder / f"{i}_{path.stem}.o" for i, path in enumerate(sources)]
+    with ThreadPoolExecutor(2) as workers:
+        version = '-DSPECC_VERSION="test"'
+        list(
+            workers.map(
+                lambda pair: compile_to(pair[1], version, "-c", pair[0]),
+                zip(sources, objects, strict=True),
+            )
+        )
+        compile_to(
+            folder / "model.so", "-shared", "-fPIC", "-fvisibility=hidden", TESTS / "tiny_model.cpp"
+        )
+        compile_to(
+            folder / "old.so",
+            "-DTINY_ABI=7",
+            "-shared",
+            "-fPIC",
+            "-fvisibility=hidden",
+            TESTS / "tiny_model.cpp",
+        )
+    compile_to(folder / "core_tests", *objects, "-pthread", "-ldl")
+    return folder
+
+
+def value(name: str, *shape: int | str, dtype: str = "i64") -> Json:
+    return {"name": name, "dtype": dtype, "shape": list(shape)}
+
+
+def call(entry: str, inputs: str, outputs: str = "", *attrs: int) -> Json:
+    return {"entry": entry, "in": inputs.split(), "out": outputs.split(), "attrs": list(attrs)}
+
+
+def round_function(kind: str, k: int, depth: int = 0) -> Json:
+    """Draft, verify, accept, as a compiler would emit it for each kind of drafter."""
+    names = ["root", "previous", "length", "tap_row", "seed"]
+    inputs = [*(value(name, 1) for name in names), value("temperature", 1, dtype="f64")]
+    plan = []
+    if k > 0 and kind == "tap":
+        plan += [
+            call("specc.row", "s:taps %tap_row", "tap"),
+            call("tap_draft", "%tap %previous %root %length s:text w:salt", "drafts", k, depth),
+        ]
+    elif k > 0 and kind == "model":
+        plan += [call("draft", "%previous %root %length s:draft_text w:salt", "drafts", k)]
+    elif k > 0:
+        inputs = [*inputs, value("drafts", k)]
+    tokens = "%block" if k > 0 else "%root"
+    if k > 0:
+        plan += [call("specc.cat", "%root %drafts", "block")]
+    plan += [
+        call("specc.positions", "%length", "at", k + 1, 0),
+        call("lm", f"{tokens} %at s:text w:salt", "hidden logits"),
+        call("specc.cache_copy", "%hidden s:taps"),
+        call(
+            "specc.accept", f"{tokens} %logits %length %temperature %seed", "tokens accepted", VALID
+        ),
+    ]
+    return {
+        "inputs": inputs,
+        "outputs": [value("tokens", k + 1), value("accepted", 1)],
+        "plan": plan,
+    }
+
+
+def functions(kind: str, depths: list[int]) -> Json:
+    prompt = [value("tokens", "T"), value("positions", "T")]
+    prefill = [
+        call("lm", "%tokens %positions s:text w:salt", "hidden logits"),
+        call("specc.cache_copy", "%hidden s:taps"),
+        call("draft_write", "%tokens %positions s:draft_text"),
+    ]
+    result: Json = {"prefill": {"inputs": prompt, "outputs": [], "plan": prefill}}
+    for k in LENGTHS:
+        verify = [call("lm", "%tokens %positions s:text w:salt", "hidden logits")]
+        result[f"verify_{k}"] = {
+            "inputs": [value("tokens", k + 1), value("positions", k + 1)],
+            "outputs": [value("logits", k + 1, VOCAB, dtype="f32")],
+            "plan": verify,
+        }
+        if k > 0 and depths:
+            result |= {f"round_{k}_d{depth}": round_function(kind, k, depth) for depth in depths}
+        else:
+            result[f"round_{k}"] = round_function(kind, k)
+    return result
+
+
+def state(name: str, dtype: str, bytes_each: int, *shape: int) -> Json:
+    size = bytes_each
+    for dimension in shape:
+        size *= dimension
+    return {
+        "name": name,
+        "dtype": dtype,
+        "shape": list(shape),
+        "owner": "target",
+        "zone": "kv",
+        "bytes": size,
+    }
+
+
+def manifest_of(kind: str) -> Json:
+    depths = [2, 3] if kind == "tap" else []
+    names = {"tap": "eagle:adaptive", "model": "draft_model", "eos": "none"}
+    return {
+        "schema_version": 1,
+        "abi": 1,
+        "device": {"type": "cpu", "arch": "x86_64", "isa": "x86-64"},
+        "model": {
+            "vocab_size": VOCAB,
+            "max_model_len": MAX_LEN,
+            "prefill_chunk": CHUNK,
+            "eos_token_ids": [3] if kind == "eos" else [],
+            "bos_token_id": None,
+            "add_bos": False,
+        },
+        "num_speculative_tokens": LENGTHS,
+        "drafter": {
+            "kind": names.get(kind, kind),
+            "host": kind not in ("tap", "model"),
+            "depths": depths,
+        },
+        "state": [
+            state("text", "i64", 8, MAX_LEN),
+            state("draft_text", "i64", 8, MAX_LEN),
+            state("taps", "f32", 4, max(CHUNK, LENGTHS[-1] + 1), 2),
+        ],
+        "functions": functions(kind, depths),
+        "provenance": {},
+    }
+
+
+def weights_bytes() -> bytes:
+    entry = {"salt": {"dtype": "I64", "shape": [1], "data_offsets": [0, 8]}}
+    header = json.dumps(entry).encode().ljust(120)  # the data then starts at byte 128
+    return struct.pack("<Q", len(header)) + header + struct.pack("<q", SALT)
+
+
+def write_artifact(folder: Path, manifest: Json, library: Path) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "weights.safetensors").write_bytes(weights_bytes())
+    shutil.copy(library, folder / "model.so")
+    files = {
+        name: {
+            "sha256": hashlib.sha256((folder / name).read_bytes()).hexdigest(),
+            "bytes": (folder / name).stat().st_size,
+        }
+        for name in ("weights.safetensors", "model.so")
+    }
+    complete = {
+        "weights": {"file": "weights.safetensors", "bytes": files["weights.safetensors"]["bytes"]},
+        "files": files,
+    }
+    (folder / "manifest.json").write_text(json.dumps(complete | manifest))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def artifacts(build: Path) -> Path:
+    for kind in ("ngram", "suffix", "none", "eos", "tap", "model"):
+        write_artifact(build / "artifacts" / kind, manifest_of(kind), build / "model.so")
+    return build / "artifacts"
+
+
+@pytest.mark.parametrize("name", ["json", "commit", "drafters", "controller", "pool", "files"])
+def test_unit(build: Path, tmp_path: Path, name: str) -> None:
+    done = run(build / "core_tests", name, tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", ["session", "edges"])
+def test_session(build: Path, artifacts: Path, name: str) -> None:
+    done = run(build / "core_tests", name, artifacts)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+Change = Callable[[Json], object]
+
+
+def put(path: str, new: object) -> Change:
+    """Sets a field by its dotted path; a number is a list index, the value ... deletes."""
+
+    def change(manifest: Json) -> None:
+        *parents, last = path.split("/")
+        node: Any = manifest
+        for part in parents:
+            node = node[int(part) if part.isdigit() else part]
+        key = int(last) if last.isdigit() else last
+        if new is ...:
+            del node[key]
+        else:
+            node[key] = new
+
+    return change
+
+
+HUGE = 2**62
+MOST = 2**46 - 2**20  # allowed in a manifest, too much for any address space with a sanitizer in it
+DAMAGE = [
+    ("E0503", put("schema_version", 2)),
+    ("E0503", put("abi", 9)),
+    ("E0502", put("schema_version", ...)),
+    ("E0502", put("schema_version", "1")),
+    ("E0504", put("device/isa", "x86-64-v9")),
+    ("E0504", put("device/arch", "riscv64")),
+    ("E0504", put("device/type", "cuda")),
+    ("E0502", put("device", [])),
+    ("E0502", put("model/vocab_size", 0)),
+    ("E0502", put("model/vocab_size", HUGE)),
+    ("E0502", put("model/max_model_len", -1)),
+    ("E0502", put("model/max_model_len", 1.5)),
+    ("E0502", put("model/prefill_chunk", HUGE)),
+    ("E0502", put("model/eos_token_ids", [VOCAB])),
+    ("E0502", put("num_speculative_tokens", [])),
+    ("E0502", put("num_speculative_tokens", [1, 2])),
+    ("E0502", put("num_speculative_tokens", [0, 2, 2])),
+    ("E0502", put("num_speculative_tokens", [0, HUGE])),
+    ("E0508", put("num_speculative_tokens", [0, 3])),
+    ("E0502", put("drafter/kind", "eagle3")),
+    ("E0502", put("drafter/prompt_lookup_max", 0)),
+    ("E0502", put("drafter/depths", [3, 2])),
+    ("E0508", put("drafter/depths", [2])),
+    ("E0508", put("drafter/host", False)),
+    ("E0502", put("state/0/bytes", 8)),
+    ("E0502", put("state/0/shape", [HUGE, HUGE])),
+    ("E0502", put("state/0/dtype", "f8")),
+    ("E0507", put("state/0/name", "other")),
+    ("E0502", put("state/1/name", "text")),
+    ("E0502", put("state/0", {"name": "big", "dtype": "u8", "shape": [2**47], "bytes": 2**47})),
+    ("E0608", put("state/0", {"name": "text", "dtype": "u8", "shape": [MOST], "bytes": MOST})),
+    ("E0502", put("functions", [])),
+    ("E0508", put("functions/prefill", ...)),
+    ("E0508", put("functions/round_2", ...)),
+    ("E0508", put("functions/prefill/inputs/0/name", "ids")),
+    ("E0508", put("functions/prefill/inputs/0/shape", [4])),
+    ("E0508", put("functions/prefill/plan/0/entry", "unknown")),
+    ("E0508", put("functions/prefill/plan/0/in/0", "%nothing")),
+    ("E0508", put("functions/prefill/plan/0/in/0", "nothing")),
+    ("E0508", put("functions/prefill/plan/0/out", ["a", "a"])),
+    ("E0507", put("functions/prefill/plan/0/in/3", "w:absent")),
+    ("E0507", put("functions/prefill/plan/0/in/2", "s:absent")),
+    ("E0609", put("functions/prefill/plan/0/in", [])),
+    ("E0609", put("functions/prefill/plan/0/entry", "broken")),
+    ("E0508", put("functions/round_0/outputs", [])),
+    ("E0508", put("functions/round_0/outputs/0/shape", [2])),
+    ("E0508", put("functions/round_0/inputs/0/dtype", "f32")),
+    ("E0508", put("functions/round_0/inputs/0/name", "unheard")),
+    ("E0609", put("functions/round_0/plan/3/attrs", [])),
+    ("E0502", put("functions/round_0/plan/0/attrs", [HUGE * 2])),
+    ("E0502", put("functions/round_0/inputs/0/shape", [1] * 9)),
+    ("E0502", put("weights", ...)),
+    ("E0502", put("weights/file", "../weights.safetensors")),
+    ("E0502", put("weights/file", "/etc/passwd")),
+    ("E0505", put("weights/file", "absent")),
+    ("E0505", put("weights/bytes", 1)),
+    ("E0505", put("weights/file", "model.so")),
+    ("E0502", put("files/model.so", ...)),
+    ("E0505", put("files/model.so/bytes", 1)),
+    ("E0502", put("files/..", {"bytes": 1, "sha256": ""})),
+    ("E0505", put("files/absent", {"bytes": 1, "sha256": ""})),
+]
+
+
+@pytest.mark.parametrize(("code", "change"), DAMAGE, ids=[str(i) for i in range(len(DAMAGE))])
+def test_damaged_manifest_is_refused(
+    build: Path, artifacts: Path, tmp_path: Path, code: str, change: Change
+) -> None:
+    folder = tmp_path / "artifact"
+    shutil.copytree(artifacts / "none", folder)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    change(manifest)
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    assert load(build, folder).startswith(f"SPECC-{code} ")
+
+
+def load(build: Path, folder: Path, **environment: str) -> str:
+    done = subprocess.run(
+        [build / "core_tests", "load", folder],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_every_field_may_be_missing_or_of_another_kind(
+    build: Path, artifacts: Path, tmp_path: Path
+) -> None:
+    """Nothing crashes, whatever a field is; fields the engine does not need may be anything."""
+    folder = tmp_path / "artifact"
+    shutil.copytree(artifacts / "none", folder)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    for key in manifest:
+        kinds: list[object] = [..., None, -1, "x", [], {}, [[]], [{}], {"x": {}}]
+        for wrong in kinds:
+            changed = copy.deepcopy(manifest)
+            put(key, wrong)(changed)
+            (folder / "manifest.json").write_text(json.dumps(changed))
+            report = load(build, folder)
+            assert report.startswith(("SPECC-E05", "ok")), (key, wrong, report)
+
+
+def test_damaged_files_are_refused(build: Path, artifacts: Path, tmp_path: Path) -> None:
+    good = tmp_path / "artifact"
+    shutil.copytree(artifacts / "none", good)
+    assert load(build, good) == "ok\n"
+    assert load(build, good, SPECC_VERIFY_HASHES="1") == "ok\n"
+
+    weights = bytearray((good / "weights.safetensors").read_bytes())
+    weights[-1] ^= 1
+    (good / "weights.safetensors").write_bytes(weights)
+    assert load(build, good) == "ok\n"
+    assert load(build, good, SPECC_VERIFY_HASHES="1").startswith("SPECC-E0505 ")
+    (good / "weights.safetensors").write_bytes(weights[:-1])
+    assert load(build, good).startswith("SPECC-E0505 ")
+
+    text = (good / "manifest.json").read_text()
+    for cut in (0, 1, len(text) // 2, len(text) - 1):
+        (good / "manifest.json").write_text(text[:cut])
+        assert load(build, good).startswith("SPECC-E0502 ")
+    (good / "manifest.json").unlink()
+    assert load(build, good).startswith("SPECC-E0501 ")
+
+
+@pytest.mark.parametrize("library", ["text", "old", "other isa"])
+def test_foreign_library_is_refused(build: Path, tmp_path: Path, library: str) -> None:
+    (tmp_path / "text.so").write_text("not a library, but as long as one wishes")
+    source = {"text": tmp_path / "text.so", "old": build / "old.so"}.get(
+        library, build / "model.so"
+    )
+    manifest = manifest_of("none")
+    if library == "other isa":
+        manifest["device"]["isa"] = "x86-64-v2"
+    assert load(build, write_artifact(tmp_path / "artifact", manifest, source)).startswith(
+        "SPECC-E0506 "
+    )
+
+
+def test_names_of_the_tiny_model_agree() -> None:
+    text = (TESTS / "tiny_lm.h").read_text()
+    assert f"kVocab = {VOCAB};" in text
+    assert f"kValid = {VALID};" in text
+    assert f"kSalt = {SALT};" in text

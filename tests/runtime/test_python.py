@@ -1,0 +1,481 @@
+"""Python over the C ABI: the manifest, errors, and sessions of a real artifact."""
+
+import copy
+import ctypes
+import gc
+import json
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specc.errors import ArtifactError, RequestError
+from specc.runtime import ADAPTIVE, Artifact, Manifest, native
+from specc.runtime.stats import LengthStats, PositionStats, Stats
+
+PROMPT = [5, 6, 7, 5, 6, 7, 5]
+
+
+def document() -> dict[str, Any]:
+    """A manifest as README.md describes it."""
+    return {
+        "schema_version": 1, "abi": 1, "specc_version": "0", "name": "tiny", "method": "ngram",
+        "backend": "inductor", "lossless": True,
+        "device": {"type": "cpu", "arch": "x86_64", "isa": "x86-64-v3"},
+        "model": {
+            "vocab_size": 256, "max_model_len": 128, "prefill_chunk": 64, "eos_token_ids": [2],
+            "bos_token_id": 1, "add_bos": False,
+        },
+        "num_speculative_tokens": [0, 2, 4],
+        "drafter": {"kind": "ngram", "host": True, "depths": [], "prompt_lookup_max": 4},
+        "state": [{
+            "name": "target.k.0", "dtype": "f32", "shape": [2, 128, 16], "owner": "target",
+            "zone": "target", "bytes": 16384,
+        }],
+        "functions": {"prefill": {
+            "inputs": [{"name": "tokens", "dtype": "i64", "shape": ["T"]}], "outputs": [],
+            "plan": [{"entry": "embed", "in": ["%tokens"], "out": ["x"]}],
+        }},
+        "weights": {"file": "weights.safetensors", "bytes": 10},
+        "files": {"model.so": {"sha256": "00", "bytes": 1}},
+        "provenance": {"model": "somewhere"},
+    }  # fmt: skip
+
+
+def parse(doc: object) -> Manifest:
+    return Manifest.parse(json.dumps(doc))
+
+
+def test_manifest_is_typed() -> None:
+    manifest = parse(document())
+    assert manifest.num_speculative_tokens == (0, 2, 4)
+    assert manifest.drafter.options == {"prompt_lookup_max": 4}
+    assert manifest.functions["prefill"].inputs[0].shape == ("T",)
+    assert manifest.state_bytes_by_zone == {"target": 16384}
+    assert manifest.source_model == "somewhere"
+    assert manifest.speculates
+
+
+def test_manifest_allows_fields_it_does_not_know() -> None:
+    assert parse({**document(), "later": 1}).raw["later"] == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "code"),
+    [
+        ("schema_version", 2, "SPECC-E0503"),
+        ("schema_version", 0, "SPECC-E0503"),
+        ("schema_version", "1", "SPECC-E0502"),
+        ("model.vocab_size", 0, "SPECC-E0502"),
+        ("model.vocab_size", True, "SPECC-E0502"),
+        ("model.eos_token_ids", [256], "SPECC-E0502"),
+        ("model.bos_token_id", -1, "SPECC-E0502"),
+        ("num_speculative_tokens", [2, 4], "SPECC-E0502"),
+        ("num_speculative_tokens", [0, 4, 2], "SPECC-E0502"),
+        ("num_speculative_tokens", [], "SPECC-E0502"),
+        ("state.0.bytes", 1, "SPECC-E0502"),
+        ("state.0.dtype", "f8", "SPECC-E0502"),
+        ("lossless", 1, "SPECC-E0502"),
+        ("functions.prefill.inputs.0.shape", ["S"], "SPECC-E0502"),
+        ("weights.file", "../weights", "SPECC-E0502"),
+        ("weights.file", "/etc/passwd", "SPECC-E0502"),
+        ("files", {"a/../../b": {"sha256": "", "bytes": 1}}, "SPECC-E0502"),
+        ("files", [], "SPECC-E0502"),
+    ],
+)
+def test_manifest_refuses(path: str, value: object, code: str) -> None:
+    doc: Any = copy.deepcopy(document())
+    *parents, last = [int(p) if p.isdigit() else p for p in path.split(".")]
+    at = doc
+    for part in parents:
+        at = at[part]
+    at[last] = value
+    with pytest.raises(ArtifactError) as caught:
+        parse(doc)
+    assert caught.value.code == code
+    assert str(last) in caught.value.where or str(parents[-1]) in caught.value.where
+
+
+@pytest.mark.parametrize("field", sorted(document()))
+def test_manifest_misses_nothing_silently(field: str) -> None:
+    doc = document()
+    del doc[field]
+    if field == "provenance":
+        assert parse(doc).source_model is None
+        return
+    with pytest.raises(ArtifactError) as caught:
+        parse(doc)
+    assert caught.value.code in ("SPECC-E0501", "SPECC-E0502")
+
+
+@given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(),
+                    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)),
+       st.sampled_from(sorted(document())))  # fmt: skip
+def test_manifest_of_any_json_is_read_or_refused(value: object, field: str) -> None:
+    for doc in (value, {**document(), field: value}):
+        try:
+            parse(doc)
+        except ArtifactError as error:
+            assert error.code.startswith("SPECC-E05")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"schema_version": 1}', "\0", "[" * 9999])
+def test_manifest_that_is_none(text: str) -> None:
+    with pytest.raises(ArtifactError):
+        Manifest.parse(text)
+
+
+def test_what_is_no_artifact(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "nothing", Path(__file__)):
+        with pytest.raises(ArtifactError, match="SPECC-E0501"):
+            Artifact.load(path)
+
+
+def test_other_hardware_is_refused_before_any_library_is_mapped(tmp_path: Path) -> None:
+    doc = document()
+    doc["device"]["arch"] = "s390x"
+    (tmp_path / "manifest.json").write_text(json.dumps(doc))
+    with pytest.raises(ArtifactError, match="SPECC-E0504"):
+        Artifact.load(tmp_path)
+
+
+def test_library_that_is_not_the_manifests(tmp_path: Path) -> None:
+    doc = document()
+    (tmp_path / "manifest.json").write_text(json.dumps(doc))
+    with pytest.raises(ArtifactError, match="SPECC-E0502"):
+        Artifact.load(tmp_path)
+    doc["files"]["lib/libspecc.so"] = {"sha256": "00", "bytes": 3}
+    (tmp_path / "manifest.json").write_text(json.dumps(doc))
+    with pytest.raises(ArtifactError, match="SPECC-E0505"):
+        Artifact.load(tmp_path)
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib/libspecc.so").write_bytes(b"not")
+    with pytest.raises(ArtifactError, match="SPECC-E0505"):
+        Artifact.load(tmp_path)
+
+
+def test_a_library_that_is_none(tmp_path: Path) -> None:
+    (tmp_path / "libspecc.so").write_bytes(b"\x7fELF")
+    with pytest.raises(ArtifactError, match="SPECC-E0506"):
+        native.load_library(tmp_path / "libspecc.so")
+
+
+def test_errors_are_read_from_text() -> None:
+    text = "SPECC-E0503 too new\n  where: a: b\n  expected: 1\n  found: 2\n  cure: update specc"
+    error = native.error_from(text, native.ARTIFACT)
+    assert isinstance(error, ArtifactError)
+    assert error.as_json() == {
+        "code": "SPECC-E0503", "what": "too new", "where": "a: b", "expected": "1", "found": "2",
+        "cure": "update specc",
+    }  # fmt: skip
+    assert error.render() == text
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "code"),
+    [
+        ("SPECC-E0601 no such option", RequestError, "SPECC-E0601"),
+        ("SPECC-E0608 out of memory", RequestError, "SPECC-E0608"),
+        ("", RequestError, "SPECC-E0600"),
+        ("nonsense\n  cure: x", RequestError, "SPECC-E0600"),
+    ],
+)
+def test_errors_of_every_shape(text: str, kind: type[Exception], code: str) -> None:
+    error = native.error_from(text, native.INVALID)
+    assert type(error) is kind
+    assert error.code == code
+
+
+def test_details_may_have_several_lines() -> None:
+    error = native.error_from("SPECC-E0604 NaN\n  found: one\ntwo\n  cure: three")
+    assert (error.found, error.cure) == ("one\ntwo", "three")
+
+
+def stats(**changes: Any) -> Stats:
+    values: dict[str, Any] = dict.fromkeys(
+        ("rounds", "drafts", "draft_tokens", "accepted_tokens", "new_tokens", "prefill_tokens",
+         "k_current", "depth_current"), 0
+    ) | dict.fromkeys(("prefill_s", "decode_s", "draft_s", "round_s", "acceptance_ewma"), 0.0)  # fmt: skip
+    return Stats(**{**values, "by_position": (), "per_k": (), **changes})
+
+
+def test_stats_state_their_denominators() -> None:
+    counted = stats(
+        drafts=4, draft_tokens=8, accepted_tokens=6, new_tokens=11, decode_s=2.0,
+        by_position=(PositionStats(4, 4), PositionStats(4, 2), PositionStats(0, 0)),
+        per_k=(LengthStats(0, 0, 0.0, 0), LengthStats(2, 4, 1.0, 10)),
+    )  # fmt: skip
+    assert counted.mean_acceptance_length == 2.5
+    assert counted.tokens_per_s == 5.5
+    assert counted.acceptance_by_position == [1.0, 0.5]
+    assert counted.per_k[1].round_s == 0.25
+    assert counted.per_k[0].round_s is None
+
+
+def test_stats_of_nothing() -> None:
+    nothing = stats()
+    assert nothing.tokens_per_s == 0
+    assert nothing.mean_acceptance_length == 1
+    assert nothing.acceptance_rate is None
+    json.dumps(nothing.as_json(), allow_nan=False)
+
+
+def test_the_runtime_needs_neither_torch_nor_the_compiler() -> None:
+    code = (
+        "import sys, specc.runtime\n"
+        "bad = {'torch', 'numpy', 'specc.ir', 'specc.passes', 'specc.backends'} & set(sys.modules)\n"
+        "sys.exit(str(bad) if bad else 0)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# With a real artifact.
+
+
+def test_generates_the_same_with_every_k(tiny_artifact: Path) -> None:
+    with Artifact.load(tiny_artifact) as artifact:
+        ks = artifact.manifest.num_speculative_tokens
+        texts = {
+            artifact.generate(PROMPT, max_tokens=24, num_speculative_tokens=k).token_ids
+            for k in (*ks, ADAPTIVE)
+        }
+        assert len(texts) == 1
+
+
+def test_sampling_depends_on_the_seed_alone(tiny_artifact: Path) -> None:
+    with Artifact.load(tiny_artifact) as artifact:
+
+        def text(seed: int, k: int) -> tuple[int, ...]:
+            return artifact.generate(
+                PROMPT, max_tokens=16, temperature=1.0, seed=seed, num_speculative_tokens=k
+            ).token_ids
+
+        assert text(1, 0) == text(1, 4) == text(1, ADAPTIVE)
+        assert len({text(seed, 0) for seed in range(5)}) > 1
+
+
+@pytest.mark.parametrize("cap", [0, 1, 2, 3, 4, 5, 9, 11])
+def test_max_tokens_is_exact(tiny_artifact: Path, cap: int) -> None:
+    with Artifact.load(tiny_artifact) as artifact:
+        result = artifact.generate(
+            PROMPT, max_tokens=cap, ignore_eos=True, num_speculative_tokens=4
+        )
+    assert (len(result.token_ids), result.finish_reason) == (cap, "length")
+    assert result.stats.new_tokens == cap
+
+
+def test_a_full_context_ends_generation(tiny_artifact: Path) -> None:
+    with Artifact.load(tiny_artifact) as artifact:
+        room = artifact.manifest.model.max_model_len
+        prompt = [3 + i % 5 for i in range(room - 3)]
+        result = artifact.generate(prompt, max_tokens=50, ignore_eos=True)
+        assert (len(result.token_ids), result.finish_reason) == (3, "context")
+        with pytest.raises(RequestError, match="SPECC-E0603"):
+            artifact.generate([3] * (room + 1))
+
+
+def test_stop_tokens_are_not_returned(tiny_artifact: Path) -> None:
+    with Artifact.load(tiny_artifact) as artifact:
+        whole = artifact.generate(PROMPT, max_tokens=12, ignore_eos=True).token_ids
+        stop = whole[6]
+        cut = artifact.generate(PROMPT, max_tokens=12, ignore_eos=True, stop_token_ids=[stop])
+    assert cut.token_ids == whole[: whole.index(stop)]
+    assert cut.finish_reason == "stop"
+
+
+def test_a_second_turn_equals_a_fresh_run(tiny_artifact: Path) -> None:
+    with Artifact.load(tiny_artifact) as artifact, artifact.session() as session:
+        session.configure(max_tokens=5, ignore_eos=True, num_speculative_tokens=4)
+        session.append(PROMPT)
+        first = list(session.iterate())
+        session.append([9, 9])
+        second = list(session.iterate())
+        assert session.tokens == (*PROMPT, *first, 9, 9, *second)
+        joined = [*PROMPT, *first, 9, 9]
+        assert list(artifact.generate(joined, max_tokens=5, ignore_eos=True).token_ids) == second
+
+
+def test_rewind_and_append_equal_a_fresh_run(tiny_artifact: Path) -> None:
+    with Artifact.load(tiny_artifact) as artifact, artifact.session() as session:
+        session.configure(max_tokens=6, ignore_eos=True)
+        session.append(PROMPT)
+        list(session.iterate())
+        session.rewind(4)
+        assert session.tokens == tuple(PROMPT[:4])
+        session.append([8])
+        again = list(session.iterate())
+        fresh = artifact.generate([*PROMPT[:4], 8], max_tokens=6, ignore_eos=True)
+        assert again == list(fresh.token_ids)
+        with pytest.raises(RequestError, match="SPECC-E0601"):
+            session.rewind(1000)
+
+
+def test_cancel_from_another_thread_leaves_a_usable_session(tiny_artifact: Path) -> None:
+    with Artifact.load(tiny_artifact) as artifact, artifact.session() as session:
+        session.configure(max_tokens=100, ignore_eos=True)
+        session.append(PROMPT)
+        first = session.next()
+        thread = threading.Thread(target=session.cancel)
+        thread.start()
+        thread.join()
+        assert session.next() is None
+        assert session.finish_reason == "cancelled"
+        session.configure(max_tokens=4)
+        assert session.append([9])
+        again = list(session.iterate())
+        assert len(again) == 4
+        assert session.finish_reason == "length"
+        assert first is not None
+        fresh = artifact.generate([*PROMPT, first, 9], max_tokens=4, ignore_eos=True)
+        assert again == list(fresh.token_ids)
+
+
+def test_an_oracle_drafter_is_always_accepted(tiny_artifact: Path) -> None:
+    with Artifact.load(tiny_artifact) as artifact, artifact.session() as session:
+        plain = artifact.generate(
+            PROMPT, max_tokens=21, ignore_eos=True, num_speculative_tokens=0
+        ).token_ids
+        told = [*PROMPT, *plain]
+        session.configure(max_tokens=20, ignore_eos=True, num_speculative_tokens=4)
+        session.set_drafter(lambda committed, k: told[len(committed) : len(committed) + k])
+        session.append(PROMPT)
+        assert tuple(session.iterate()) == plain[:20]
+        counted = session.stats
+        assert counted.accepted_tokens == counted.draft_tokens > 0
+        assert set(counted.acceptance_by_position) == {1.0}
+        assert counted.mean_acceptance_length > 3
+        assert sum(n.tokens for n in counted.per_k) == 20
+        session.set_drafter(None)
+        session.append([9])
+        assert len(list(session.iterate())) == 20
+
+
+def test_what_a_drafter_raises_reaches_the_caller(tiny_artifact: Path) -> None:
+    def broken(committed: list[int], k: int) -> list[int]:
+        raise ZeroDivisionError(f"{len(committed)} {k}")
+
+    with Artifact.load(tiny_artifact) as artifact, artifact.session() as session:
+        session.set_drafter(broken)
+        session.set("num_speculative_tokens", 2)
+        session.append(PROMPT)
+        with pytest.raises(ZeroDivisionError):
+            session.next()
+
+
+@pytest.mark.parametrize("bad", [[-1], [10**6], [0, 0, 0, 0, 0, 0, 0, 0, 0]])
+def test_a_drafter_that_misbehaves(tiny_artifact: Path, bad: list[int]) -> None:
+    with Artifact.load(tiny_artifact) as artifact, artifact.session() as session:
+        session.set_drafter(lambda committed, k: bad)
+        session.set("num_speculative_tokens", 2)
+        session.append(PROMPT)
+        with pytest.raises(RequestError, match="SPECC-E0606"):
+            session.next()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("nonsense", 1), ("max_tokens", -1), ("num_speculative_tokens", 3), ("temperature", -0.5),
+        ("temperature", float("nan")), ("max_tokens", 1.5), ("seed", 1 << 70), ("ignore_eos", 2),
+        ("draft_depth", 3),
+    ],
+)  # fmt: skip
+def test_options_are_checked(tiny_artifact: Path, name: str, value: float) -> None:
+    with Artifact.load(tiny_artifact) as artifact, artifact.session() as session:
+        with pytest.raises(RequestError, match="SPECC-E0601"):
+            session.set(name, value)
+
+
+def test_prompts_are_checked(tiny_artifact: Path) -> None:
+    with Artifact.load(tiny_artifact) as artifact, artifact.session() as session:
+        for ids, code in (([], "E0607"), ([-1], "E0602"), ([10**9], "E0602"), (["a"], "E0602")):
+            with pytest.raises(RequestError, match=code):
+                session.append(ids)  # type: ignore[arg-type]
+        with pytest.raises(RequestError, match="E0607"):
+            session.next()
+
+
+def test_run_gives_shaped_logits(tiny_artifact: Path) -> None:
+    with Artifact.load(tiny_artifact) as artifact, artifact.session() as session:
+        session.append(PROMPT)
+        last = len(PROMPT) - 1
+        inputs = {"tokens": [PROMPT[-1], 1, 2], "positions": [last, last + 1, last + 2]}
+        logits = session.run("verify_2", inputs)
+        assert logits.shape[0] == 3
+        assert logits.shape[1] >= artifact.manifest.model.vocab_size
+        row = logits.tolist()[0]
+        first = artifact.generate(PROMPT, max_tokens=1, ignore_eos=True).token_ids
+        valid = row[: artifact.manifest.model.vocab_size]
+        assert (valid.index(max(valid)),) == first
+        with pytest.raises(RequestError, match="E0601"):
+            session.run("verify_3", {})
+        with pytest.raises(RequestError, match="E0601"):
+            session.run("verify_2", {"tokens": [1, 2, 3]})
+        with pytest.raises(RequestError, match="E0601"):
+            session.run("verify_2", {"tokens": [1], "positions": [0]})
+
+
+def test_a_tool_cannot_spoil_the_text(tiny_artifact: Path) -> None:
+    with Artifact.load(tiny_artifact) as artifact, artifact.session() as session:
+        session.configure(max_tokens=8, ignore_eos=True)
+        session.append(PROMPT)
+        session.run("verify_2", {"tokens": [9, 9, 9], "positions": [0, 1, 2]})
+        fresh = artifact.generate(PROMPT, max_tokens=8, ignore_eos=True)
+        assert tuple(session.iterate()) == fresh.token_ids
+
+
+def test_closing_is_final_and_harmless(tiny_artifact: Path) -> None:
+    artifact = Artifact.load(tiny_artifact)
+    session = artifact.session()
+    session.append(PROMPT)
+    artifact.close()
+    artifact.close()
+    assert session.next() is not None  # what a session needs lives on with it
+    session.close()
+    session.close()
+    with pytest.raises(RequestError, match="E0607"):
+        session.next()
+    with pytest.raises(ArtifactError, match="E0501"):
+        artifact.session()
+
+
+def test_what_is_dropped_is_freed(tiny_artifact: Path) -> None:
+    artifact = Artifact.load(tiny_artifact)
+    session = artifact.session()
+    ends = (session._close, artifact._free)
+    del session, artifact
+    gc.collect()
+    assert not any(end.alive for end in ends)
+
+
+def test_files_that_are_damaged(tiny_artifact: Path, tmp_path: Path) -> None:
+    for name in ("model.so", "weights.safetensors", "lib/libspecc.so"):
+        copy_of = tmp_path / name.replace("/", "_")
+        shutil.copytree(tiny_artifact, copy_of)
+        with (copy_of / name).open("r+b") as file:
+            file.truncate(100)
+        with pytest.raises(ArtifactError, match="SPECC-E0505"):
+            Artifact.load(copy_of)
+
+
+def test_interface_version_is_checked_first(tiny_artifact: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(native, "INTERFACE_VERSION", 99)
+    with pytest.raises(ArtifactError, match="SPECC-E0503"):
+        native.load_library(tiny_artifact / "lib/libspecc.so")
+
+
+def test_every_name_of_the_header_is_bound() -> None:
+    header = Path(native.__file__).parent / "include/specc.h"
+    names = {
+        line.split("(")[0].split()[-1].lstrip("*")
+        for line in header.read_text().splitlines()
+        if line.startswith("SPECC_API")
+    }
+    assert names - {"specc_interface_version"} == set(native._PROTOTYPES)
+    assert ctypes.sizeof(native.Ids) == ctypes.sizeof(ctypes.c_void_p)

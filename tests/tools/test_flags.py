@@ -1,0 +1,137 @@
+"""Flags: every one of compile changes the request or is refused (B98)."""
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specc import driver, flags, methods
+from specc.commands import compile_
+from specc.errors import UsageError
+
+NOT_OF_THE_REQUEST = {"json"}
+DEFAULTS: dict[str, Any] = {
+    name: parameter.default
+    for name, parameter in inspect.signature(compile_.main).parameters.items()
+    if name not in {"model", "artifact"} | NOT_OF_THE_REQUEST
+}
+
+# For every flag: a value that is not the default, and a method for which it has a meaning.
+CHANGES: dict[str, tuple[Any, str]] = {
+    "method": ("suffix", "suffix"),
+    "drafter": ("other", "draft_model"),
+    "num_speculative_tokens": ("0,3", "ngram"),
+    "draft_layers": ("0,2", "layerskip"),
+    "depths": ("2,3", "eagle:adaptive"),
+    "drafter_options": ("prompt_lookup_max=8", "ngram"),
+    "calibration": (Path(__file__), "layerskip"),
+    "device": ("cuda", "ngram"),
+    "backend": ("reference", "ngram"),
+    "isa": ("avx2", "ngram"),
+    "quant": ("int8", "ngram"),
+    "max_model_len": (77, "ngram"),
+    "prefill_chunk": (16, "ngram"),
+    "force": (True, "ngram"),
+}
+
+
+def request(model: str = "m", output: str = "o", **changes: Any) -> driver.CompileRequest:
+    return compile_.request_of(model, output=Path(output), **{**DEFAULTS, **changes})
+
+
+def test_every_flag_is_tried() -> None:
+    assert set(CHANGES) == set(DEFAULTS)
+    fields = set(driver.CompileRequest.__dataclass_fields__)
+    assert fields == set(DEFAULTS) | {"model", "output"}
+
+
+@pytest.mark.parametrize("flag", sorted(CHANGES))
+def test_every_flag_changes_the_request(flag: str) -> None:
+    value, method = CHANGES[flag]
+    base: dict[str, Any] = {"method": "ngram" if flag == "method" else method}
+    if method == "draft_model":
+        base["drafter"] = "first"
+    changed, before = request(**{**base, flag: value}), request(**base)
+    assert getattr(changed, flag) != getattr(before, flag)
+    assert changed != before
+
+
+@pytest.mark.parametrize("method", compile_.METHODS)
+@pytest.mark.parametrize("flag", sorted(CHANGES))
+def test_a_flag_without_meaning_is_refused(flag: str, method: str) -> None:
+    value, _ = CHANGES[flag]
+    base: dict[str, Any] = {"method": method}
+    if method == "draft_model" and flag != "drafter":
+        base["drafter"] = "first"
+    try:
+        before = driver.CompileRequest("m", Path("o"), method=method)
+        changed = request(**{**base, flag: value})
+    except UsageError as error:
+        assert error.code in ("SPECC-E0103", "SPECC-E0104")
+        return
+    assert getattr(changed, flag) != getattr(before, flag) or flag == "method"
+
+
+def test_the_model_and_the_output_are_passed_on() -> None:
+    made = request("a/b", "here")
+    assert (made.model, made.output) == ("a/b", Path("here"))
+
+
+def test_methods_are_those_of_the_driver() -> None:
+    assert compile_.METHODS == ("auto", *methods.METHODS)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"method": "ngrm"}, {"method": "draft_model"}, {"max_model_len": 1}, {"prefill_chunk": 0},
+        {"prefill_chunk": 10**6}, {"num_speculative_tokens": ""}, {"num_speculative_tokens": "-1"},
+        {"num_speculative_tokens": "2;4"}, {"num_speculative_tokens": "99"},
+        {"method": "none", "num_speculative_tokens": "2"},
+        {"method": "ngram", "num_speculative_tokens": "0"},
+        {"method": "ngram", "drafter_options": "x"}, {"method": "ngram", "drafter_options": "a=b"},
+        {"method": "ngram", "drafter_options": "a=1,a=2"},
+        {"method": "ngram", "drafter_options": "a=inf"},
+        {"calibration": Path("/nowhere")},
+        {"method": "layerskip", "draft_layers": "a"}, {"method": "eagle:adaptive", "depths": "0"},
+    ],
+)  # fmt: skip
+def test_absurd_flags(change: dict[str, Any]) -> None:
+    with pytest.raises(UsageError) as caught:
+        request(**change)
+    assert caught.value.cure
+
+
+def test_a_method_that_was_nearly_meant() -> None:
+    with pytest.raises(UsageError, match="did you mean layerskip"):
+        request(method="layer-skip")
+
+
+@given(st.sets(st.integers(0, 32), min_size=1), st.randoms())
+def test_draft_lengths_are_sorted_and_have_zero(ks: set[int], order: Any) -> None:
+    shuffled = list(ks | {1})
+    order.shuffle(shuffled)
+    made = request(method="ngram", num_speculative_tokens=",".join(map(str, shuffled)))
+    assert made.num_speculative_tokens == tuple(sorted(ks | {0, 1}))
+    driver.check_request(made)
+
+
+@given(st.dictionaries(st.from_regex("[a-z_]+", fullmatch=True), st.integers(-9, 9), min_size=1))
+def test_options_are_read_back(values: dict[str, int]) -> None:
+    text = ",".join(f"{n}={v}" for n, v in values.items())
+    assert flags.options("--x", text) == values
+
+
+@given(st.text())
+def test_lists_are_read_or_refused(text: str) -> None:
+    for read in (
+        lambda: flags.integers("--x", text, 0, 9), lambda: flags.probabilities("--x", text),
+        lambda: flags.options("--x", text),
+    ):  # fmt: skip
+        try:
+            read()
+        except UsageError as error:
+            assert error.code == "SPECC-E0103"

@@ -1,0 +1,62 @@
+"""Streamed text: whole characters, and in sum the text of all tokens (B62)."""
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models
+
+from specc.streaming import TextStream
+
+
+def by_bytes(ids: Sequence[int]) -> str:
+    return bytes(ids).decode("utf-8", "replace")
+
+
+def streamed(decode: object, ids: Sequence[int]) -> list[str]:
+    stream = TextStream(decode)  # type: ignore[arg-type]
+    return [*map(stream.push, ids), stream.finish()]
+
+
+@given(st.text())
+def test_no_piece_has_part_of_a_character(text: str) -> None:
+    data = text.replace("\N{REPLACEMENT CHARACTER}", "").encode("utf-8", "ignore")
+    pieces = streamed(by_bytes, data)
+    assert "".join(pieces) == data.decode()
+    assert not any("\N{REPLACEMENT CHARACTER}" in p for p in pieces)
+
+
+@given(st.binary())
+def test_bytes_that_are_no_text_are_not_lost(data: bytes) -> None:
+    assert "".join(streamed(by_bytes, data)) == by_bytes(data)
+
+
+@pytest.mark.parametrize("size", range(1, 9))
+def test_whatever_the_tokens_are(size: int) -> None:
+    data = "🎉🔥 ∑ 日本語, naïve ﷽".encode()
+    blocks = [data[i : i + size] for i in range(0, len(data), size)]
+
+    def decode(ids: Sequence[int]) -> str:
+        return b"".join(blocks[i] for i in ids).decode("utf-8", "replace")
+
+    pieces = streamed(decode, range(len(blocks)))
+    assert "".join(pieces) == data.decode()
+    for piece in pieces:
+        piece.encode("utf-8")
+    assert sum(bool(p) for p in pieces) > 1 or size == 8
+
+
+@given(st.lists(st.integers(0, 5), max_size=12))
+def test_sentence_piece_spaces_are_kept(ids: list[int]) -> None:
+    words = ["▁Hello", "▁", "wor", "ld", "▁you", "!"]
+    tokenizer = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="!"))  # noqa: S106
+    tokenizer.decoder = decoders.Metaspace()  # type: ignore[attr-defined]
+    assert "".join(streamed(tokenizer.decode, ids)) == tokenizer.decode(ids)
+
+
+def test_a_token_without_text_waits() -> None:
+    def decode(ids: Sequence[int]) -> str:
+        return "".join("" if i == 0 else chr(96 + i) for i in ids)
+
+    assert streamed(decode, [1, 0, 2, 0]) == ["a", "", "b", "", ""]

@@ -1,0 +1,150 @@
+"""What a self-draft needs to know about its target: which layers matter, and what enters the last ones.
+
+One forward of the target over some text in plain torch, with every layer's input kept. Greedy agreement is the share of
+positions where the draft's first choice is the target's: what acceptance comes to on such text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from specc.errors import UsageError
+from specc.ir import SpeculativeProgram
+from specc.ir.evaluate import evaluate, fresh_state
+from specc.passes.attach_adapter import Adapter
+from specc.passes.prune_layers import PruneLayers
+from specc.passes.tap_hidden_states import TapHiddenStates
+
+RIDGE = 1e-3
+"""Regularisation, as a share of the mean of the Gram matrix's diagonal."""
+
+
+@dataclass(frozen=True)
+class DraftEstimate:
+    """A self-draft by kept layers: its agreement with the target and its cost in target forwards of one row."""
+
+    layers: tuple[int, ...]
+    agreement: float
+    cost: float
+
+    def speedup(self, k: int) -> float:
+        """Expected speed over plain decoding with K drafts, verify as dear as one row (research/methods.md, 0.7)."""
+        accepted = sum(self.agreement**i for i in range(k + 1))
+        return accepted / (1 + k * self.cost)
+
+
+class Calibration:
+    """Measurements of an outlined target on `tokens`."""
+
+    def __init__(self, program: SpeculativeProgram, tokens: Sequence[int]) -> None:
+        if len(tokens) < 64:
+            raise UsageError(
+                "SPECC-E0120", "too little text to calibrate a self-draft on",
+                expected="at least 64 tokens", found=str(len(tokens)),
+                cure="pass a longer text with --calibration FILE",
+            )  # fmt: skip
+        self.program = program
+        self.tokens = torch.tensor(list(tokens), dtype=torch.int64)
+
+    @cached_property
+    def _run(self) -> tuple[Tensor, dict[int, Tensor]]:
+        """Logits [N, V], and what enters each layer [N, H] by layer (the count of layers: what leaves the last)."""
+        count, length = self.program.model.num_layers, len(self.tokens)
+        tapped = TapHiddenStates(tuple(range(count + 1)), length)(self.program).program
+        state = fresh_state(tapped, length)
+        (logits,) = evaluate(tapped, "target", [self.tokens, torch.arange(length)], state)
+        return logits, {j: state[f"tap.{j}"] for j in range(count + 1)}
+
+    @cached_property
+    def choices(self) -> Tensor:
+        """The target's first choice at each position, i64[N]."""
+        return self._run[0][:, : self.program.model.vocab_size].argmax(-1)
+
+    def influence(self) -> list[float]:
+        """For each layer, 1 - mean cosine of what enters and what leaves it (ShortGPT, arXiv 2403.03853)."""
+        hidden = self._run[1]
+        return [
+            1 - float(torch.cosine_similarity(hidden[j], hidden[j + 1]).mean())
+            for j in range(self.program.model.num_layers)
+        ]
+
+    def estimate(self, layers: tuple[int, ...]) -> DraftEstimate:
+        """Run the draft that keeps `layers` over the text."""
+        pruned = PruneLayers(layers)(self.program).program
+        length = len(self.tokens)
+        # The draft function has one row; its calls, replayed over all rows, are the same arithmetic.
+        every = _over_rows(pruned, layers)
+        state = fresh_state(every, length)
+        (logits,) = evaluate(every, "target", [self.tokens, torch.arange(length)], state)
+        chosen = logits[:, : self.program.model.vocab_size].argmax(-1)
+        agreement = float((chosen == self.choices).double().mean())
+        return DraftEstimate(layers, agreement, self._cost(layers))
+
+    def _cost(self, layers: tuple[int, ...]) -> float:
+        """Share of the target's bytes that the draft reads: on one row, time goes by bytes."""
+        model, width = self.program.model, self.program.model.hidden_size
+        total = sum(_numel(w.type.shape) for w in self.program.weights.values())
+        head = width * model.vocab_size
+        per_layer = max(1, total - head) / model.num_layers
+        return (len(layers) * per_layer + head) / (model.num_layers * per_layer + head)
+
+    def best_layers(self) -> tuple[DraftEstimate, list[DraftEstimate]]:
+        """Drop 1, 2, 4, ... of the layers that change the stream least; the best by expected speed, and all tried."""
+        count = self.program.model.num_layers
+        ranked = sorted(range(count), key=self.influence().__getitem__)
+        tried = []
+        drop = 1
+        while drop < count:
+            kept = tuple(sorted(set(range(count)) - set(ranked[:drop])))
+            tried.append(self.estimate(kept))
+            if tried[-1].agreement < 0.2:
+                break
+            drop *= 2
+        best = max(tried, key=lambda e: max(e.speedup(k) for k in range(1, 9)))
+        return best, tried
+
+    def fit_adapters(self, depths: Sequence[int]) -> dict[int, Adapter]:
+        """Ridge regression of r[i+1] on (embedding of token i+1, r[i]), r what enters layer L-D, for each depth D."""
+        hidden = self._run[1]
+        embedded = hidden[0].double()
+        adapters = {}
+        for depth in depths:
+            stream = hidden[self.program.model.num_layers - depth].double()
+            ones = torch.ones(len(stream) - 1, 1, dtype=torch.float64)
+            known = torch.cat([embedded[1:], stream[:-1], ones], 1)
+            gram = known.T @ known
+            gram += torch.eye(len(gram), dtype=torch.float64) * gram.diagonal().mean() * RIDGE
+            solution = torch.linalg.solve(gram, known.T @ stream[1:]).float()
+            width = stream.shape[1]
+            adapters[depth] = Adapter(
+                solution[:width].T.contiguous(), solution[width : 2 * width].T.contiguous(),
+                solution[-1].contiguous(),
+            )  # fmt: skip
+        return adapters
+
+
+def _over_rows(program: SpeculativeProgram, layers: tuple[int, ...]) -> SpeculativeProgram:
+    """`program` with a target that runs only `layers`, on any number of rows."""
+    from specc.ir import Function, Role
+    from specc.ir.graphs import Builder
+    from specc.passes.replay import replay, token_inputs
+
+    builder = Builder()
+    inputs = token_inputs(builder, "T")
+    logits = replay(builder, program, "target", inputs, None, layers=layers)
+    assert logits is not None
+    return program.with_functions(
+        Function("target", Role.TARGET, builder.output(logits), ("logits",))
+    )
+
+
+def _numel(shape: tuple[int | str, ...]) -> int:
+    total = 1
+    for dim in shape:
+        total *= int(dim)
+    return total

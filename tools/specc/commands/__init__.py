@@ -1,0 +1,1 @@
+"""The verbs, one file each: `main` reads its flags, does its work and prints."""

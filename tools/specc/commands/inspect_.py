@@ -1,0 +1,175 @@
+"""`specc inspect`: what is in an artifact, without running any of it."""
+
+from __future__ import annotations
+
+import hashlib
+import json as json_text
+import struct
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from specc import output
+from specc.commands.compile_ import described
+from specc.flags import Json, Switch
+from specc.progress import human_bytes
+from specc.runtime import Manifest
+
+OVERHEAD = 60_000_000
+"""Bytes that the process, the engine and its scratch may take beside weights and state."""
+
+_MOST_HEADER = 100 << 20
+
+
+def main(
+    artifact: Path,
+    /,
+    *,
+    memory: Switch = False,
+    verify_hash: Switch = False,
+    json: Json = False,
+) -> int:
+    """Show what is in an artifact, without running it.
+
+    Exit code 1 if a file is missing, truncated or altered.
+
+    Example: specc inspect smol.specc --memory
+
+    Args:
+        artifact: Directory that `specc compile` made.
+        memory: Show the plan of every byte that a session takes.
+        verify_hash: Read all files and compare their hashes.
+        json: Print one JSON object on stdout.
+    """
+    manifest = Manifest.read(artifact)
+    problems = check_files(manifest, artifact, hashes=verify_hash)
+    facts: dict[str, Any] = {
+        **described(manifest),
+        "specc_version": manifest.specc_version,
+        "model": asdict(manifest.model),
+        "drafter": asdict(manifest.drafter),
+        "weights": {"bytes": manifest.weights_bytes, "by_dtype": weight_types(manifest, artifact)},
+        "memory": memory_plan(manifest),
+        "functions": {n: f.calls for n, f in manifest.functions.items()},
+        "files": {n: asdict(f) for n, f in manifest.files.items()},
+        "provenance": manifest.provenance,
+        "hashes": "checked" if verify_hash else "not checked",
+        "problems": problems,
+    }
+    if json:
+        if memory:
+            facts["state"] = [asdict(b) for b in manifest.state]
+        output.emit(facts)
+    else:
+        print(render(manifest, facts, memory=memory))
+    return output.EXIT_FAILURE if problems else output.EXIT_OK
+
+
+def check_files(manifest: Manifest, artifact: Path, *, hashes: bool) -> list[str]:
+    """What is wrong with the files: missing, of another size, or (with `hashes`) altered."""
+    problems = []
+    for entry in manifest.files.values():
+        path = artifact / entry.path
+        if not path.is_file():
+            problems.append(f"SPECC-E0505 {entry.path} is missing")
+        elif (size := path.stat().st_size) != entry.bytes:
+            problems.append(f"SPECC-E0505 {entry.path} has {size} bytes, not {entry.bytes}")
+        elif hashes and _sha256(path) != entry.sha256:
+            problems.append(f"SPECC-E0505 {entry.path} was altered")
+    return problems
+
+
+def memory_plan(manifest: Manifest) -> dict[str, Any]:
+    """Bytes at run time: weights are mapped once for all sessions, state is each session's own."""
+    zones = manifest.state_bytes_by_zone
+    state = sum(zones.values())
+    return {
+        "weights_bytes": manifest.weights_bytes,
+        "state_bytes": state,
+        "state_bytes_by_zone": zones,
+        "bytes_per_token": state // manifest.model.max_model_len,
+        "one_session_at_most_bytes": manifest.weights_bytes + state + OVERHEAD,
+    }
+
+
+def weight_types(manifest: Manifest, artifact: Path) -> dict[str, dict[str, int]]:
+    """Tensors and bytes by element type, from the weights' header; empty if it cannot be read."""
+    try:
+        with (artifact / manifest.weights_file).open("rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            header = json_text.loads(file.read(min(length, _MOST_HEADER)))
+        found: dict[str, dict[str, int]] = {}
+        for name, tensor in header.items():
+            if name != "__metadata__":
+                start, end = tensor["data_offsets"]
+                entry = found.setdefault(str(tensor["dtype"]), {"tensors": 0, "bytes": 0})
+                entry["tensors"] += 1
+                entry["bytes"] += end - start
+    except (OSError, ValueError, struct.error, TypeError, KeyError, AttributeError):
+        return {}
+    return found
+
+
+def render(manifest: Manifest, facts: dict[str, Any], *, memory: bool) -> str:
+    """For people."""
+    m, d = manifest.model, manifest.drafter
+    rows = [
+        ("name", manifest.name),
+        ("method", f"{manifest.method}, {'lossless' if manifest.lossless else 'NOT lossless'}"),
+        ("K", " ".join(map(str, manifest.num_speculative_tokens))),
+        ("drafter", _drafter(manifest)),
+        ("target", f"{manifest.device.type} {manifest.device.arch} {manifest.device.isa}, "
+                   f"{manifest.backend}"),
+        ("model", f"{m.vocab_size} tokens, context {m.max_model_len}, prefill {m.prefill_chunk}, "
+                  f"end {' '.join(map(str, m.eos_token_ids)) or 'none'}"),
+        ("weights", _weights(facts["weights"])),
+        ("state", f"{human_bytes(facts['memory']['state_bytes'])} a session"),
+        ("functions", " ".join(manifest.functions)),
+        ("made by", f"specc {manifest.specc_version}"),
+        ("files", f"{len(manifest.files)}, hashes {facts['hashes']}"),
+    ]  # fmt: skip
+    if d.layers:
+        rows.insert(4, ("draft layers", " ".join(map(str, d.layers))))
+    if d.depths:
+        rows.insert(4, ("depths", " ".join(map(str, d.depths))))
+    lines = [f"{name:<13} {value}" for name, value in rows]
+    if memory:
+        lines += ["", *_memory(manifest, facts["memory"])]
+    if manifest.provenance:
+        lines += ["", "provenance"]
+        lines += [f"  {k:<11} {_short(v)}" for k, v in manifest.provenance.items()]
+    lines += [f"PROBLEM: {p}" for p in facts["problems"]]
+    return "\n".join(lines)
+
+
+def _drafter(manifest: Manifest) -> str:
+    drafter = manifest.drafter
+    place = "on the host" if drafter.host else "inside the round"
+    options = ", ".join(f"{k}={v}" for k, v in drafter.options.items() if v not in ([], {}))
+    return f"{drafter.kind}, {place}" + (f" ({options})" if options else "")
+
+
+def _weights(weights: dict[str, Any]) -> str:
+    kinds = ", ".join(f"{n} {human_bytes(t['bytes'])}" for n, t in weights["by_dtype"].items())
+    return human_bytes(weights["bytes"]) + (f" ({kinds})" if kinds else "")
+
+
+def _memory(manifest: Manifest, plan: dict[str, Any]) -> list[str]:
+    rows = [("memory", "bytes", "")]
+    rows.append(("weights, mapped once", str(plan["weights_bytes"]), ""))
+    for zone, size in plan["state_bytes_by_zone"].items():
+        held = [b for b in manifest.state if b.zone == zone]
+        rows.append((f"zone {zone}", str(size), f"{len(held)} buffers"))
+    rows.append(("per token of context", str(plan["bytes_per_token"]), ""))
+    rows.append(("one session, at most", str(plan["one_session_at_most_bytes"]), ""))
+    return output.table(rows, indent="").splitlines()
+
+
+def _short(value: object) -> str:
+    text = value if isinstance(value, str) else json_text.dumps(value, default=str)
+    return text if len(text) <= 100 else text[:97] + "..."
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,144 @@
+"""`specc run`: continue one prompt."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+from specc import flags, output, prompts
+from specc.flags import Json, Switch
+from specc.prompts import Prompt
+from specc.runtime import Artifact, Engine, Generation
+from specc.runtime.stats import Stats
+from specc.streaming import TextStream
+from specc.templates import ChatTemplate
+
+TOKENIZER = "tokenizer.bin"
+
+
+def main(
+    artifact: Path,
+    /,
+    *,
+    prompt: str | None = None,
+    prompt_file: Path | None = None,
+    token_ids: str | None = None,
+    max_tokens: int = 128,
+    temperature: float = 0.0,
+    seed: int = 0,
+    num_speculative_tokens: int | None = None,
+    threads: int = 0,
+    ignore_eos: Switch = False,
+    chat: Switch = False,
+    json: Json = False,
+) -> int:
+    """Continue a prompt with an artifact.
+
+    The text goes to stdout as it comes; how it went goes to stderr.
+
+    Example: specc run smol.specc --prompt "The sea is" --max-tokens 64
+
+    Args:
+        artifact: Directory that `specc compile` made.
+        prompt: Text to continue, fed as it is.
+        prompt_file: File with the text; - reads standard input.
+        token_ids: Token ids in place of text, as in 1,2,3.
+        max_tokens: Most new tokens, 0 or more.
+        temperature: 0 is greedy; above, tokens are sampled.
+        seed: Of the sampling noise: the same seed gives the same text with any K.
+        num_speculative_tokens: One K of the artifact; left out, the engine adapts it. 0 is plain.
+        threads: Threads; 0 takes the physical cores this process may use.
+        ignore_eos: Go on past the end-of-text token.
+        chat: Put the prompt into the model's chat template, as one user message.
+        json: Print one JSON object on stdout.
+    """
+    asked = prompts.from_flags(prompt, prompt_file, token_ids)
+    flags.at_least("--max-tokens", max_tokens, 0)
+    flags.at_least("--temperature", temperature, 0)
+    flags.at_least("--threads", threads, 0)
+    if chat and asked.text is None:
+        raise flags.conflict("--chat needs text", "give the message with --prompt TEXT")
+    began = time.monotonic()
+    with Artifact.load(artifact, threads) as engine:
+        k = flags.draft_length(engine.manifest, num_speculative_tokens)
+        load_s = time.monotonic() - began
+        prompt_ids = _prompt_ids(engine, artifact, asked, chat=chat)
+        spoken = flags.speculation(engine.manifest, k)
+        printer = _Printer(engine, quiet=json)
+        if not json:
+            output.say(f"speculation: {spoken}")
+        result = engine.generate(
+            prompt_ids, max_tokens=max_tokens, temperature=temperature, seed=seed,
+            num_speculative_tokens=k, ignore_eos=ignore_eos, on_token=printer.token,
+        )  # fmt: skip
+        printer.finish()
+        if json:
+            output.emit(_payload(engine, prompt_ids, result, spoken, load_s))
+        else:
+            output.say(summary(result.stats, result.finish_reason))
+    return output.EXIT_OK
+
+
+def has_tokenizer(engine: Engine) -> bool:
+    """Whether the artifact can turn tokens into text."""
+    return TOKENIZER in engine.manifest.files
+
+
+def summary(stats: Stats, finish_reason: str) -> str:
+    """One line: how much, how fast, how well drafted, why it ended."""
+    parts = [f"{stats.new_tokens} tokens in {stats.decode_s:.2f} s"]
+    if stats.decode_s > 0:
+        parts[0] += f" ({stats.tokens_per_s:.1f} tokens/s)"
+    if stats.prefill_tokens:
+        parts.append(f"prompt {stats.prefill_tokens} tokens in {stats.prefill_s:.2f} s")
+    if stats.drafts:
+        rate = output.percent(stats.acceptance_rate)
+        parts.append(f"acceptance length {stats.mean_acceptance_length:.2f} ({rate} of drafts)")
+    parts.append(f"finish: {finish_reason}")
+    return ", ".join(parts)
+
+
+def _prompt_ids(engine: Artifact, path: Path, asked: Prompt, *, chat: bool) -> list[int]:
+    if not chat:
+        return asked.ids(engine)
+    message = {"role": "user", "content": asked.text or ""}
+    text = ChatTemplate.of_artifact(path).render([message])
+    # The template writes BOS itself where the model wants one.
+    return engine.tokenize(text, add_special=False, parse_special=True)
+
+
+class _Printer:
+    """Prints text as it becomes whole; token ids where there is no tokenizer."""
+
+    def __init__(self, engine: Engine, *, quiet: bool) -> None:
+        self._stream = TextStream(engine.detokenize) if has_tokenizer(engine) else None
+        self._quiet = quiet
+
+    def token(self, token: int) -> None:
+        if not self._quiet:
+            self._write(self._stream.push(token) if self._stream else f"{token} ")
+
+    def finish(self) -> None:
+        if not self._quiet:
+            self._write((self._stream.finish() if self._stream else "") + "\n")
+
+    @staticmethod
+    def _write(text: str) -> None:
+        if text:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+
+
+def _payload(
+    engine: Engine, prompt_ids: list[int], result: Generation, spoken: str, load_s: float
+) -> dict[str, object]:
+    text = engine.detokenize(result.token_ids) if has_tokenizer(engine) else None
+    return {
+        "prompt_token_ids": prompt_ids,
+        "token_ids": result.token_ids,
+        "text": text,
+        "finish_reason": result.finish_reason,
+        "speculation": spoken,
+        "stats": {**result.stats.as_json(), "load_s": load_s},
+    }

@@ -1,0 +1,136 @@
+"""`specc verify`: is the artifact exact?"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from specc import flags, output, prompts
+from specc.flags import Json, Switch
+from specc.progress import Progress, SilentProgress, TerminalProgress
+from specc.runtime import Artifact, Manifest
+from specc.verification import Divergence, Limits, Report, Verdict, Verifier
+
+if TYPE_CHECKING:
+    from specc.verification import Eager
+
+
+def main(
+    artifact: Path,
+    /,
+    *,
+    prompts_file: Annotated[Path | None, Parameter(name="--prompts")] = None,
+    max_tokens: int = 64,
+    margin: float = 1e-3,
+    model: str | None = None,
+    eager: Annotated[bool, Parameter(negative="--no-eager")] = True,
+    ignore_eos: Switch = False,
+    threads: int = 0,
+    json: Json = False,
+) -> int:
+    """Compare an artifact with plain decoding and with the original model.
+
+    Greedy tokens of every K, of adaptive K and of planted drafts must be those of plain decoding;
+    those of plain decoding must be the original model's. Exit code 1 on a mismatch.
+
+    Example: specc verify smol.specc --prompts prompts.txt
+
+    Args:
+        artifact: Directory that `specc compile` made.
+        prompts_file: Text file of one prompt a line, or .jsonl of {"prompt": ...} or
+            {"token_ids": [...]}. Left out, those that come with specc.
+        max_tokens: New tokens to compare for each prompt, 1 or more.
+        margin: Logits closer than this are a tie.
+        model: The original model; left out, the one the artifact says it was compiled from.
+        eager: Compare with the original model too, in eager torch.
+        ignore_eos: Go on past the end-of-text token.
+        threads: Threads; 0 takes the physical cores this process may use.
+        json: Print one JSON object on stdout.
+    """
+    flags.at_least("--max-tokens", max_tokens, 1)
+    flags.at_least("--margin", margin, 0)
+    flags.at_least("--threads", threads, 0)
+    if model is not None and not eager:
+        raise flags.conflict("--model has no meaning with --no-eager", "leave one of them out")
+    asked = prompts.from_file(prompts_file) if prompts_file else prompts.built_in()
+    manifest = Manifest.read(artifact)
+    progress = SilentProgress() if json else TerminalProgress()
+    reference = _load_eager(manifest, model, progress) if eager else None
+    limits = Limits(max_tokens, ignore_eos, margin)
+    phase = progress.phase(f"verify {prompts.total(asked)}")
+    with Artifact.load(artifact, threads) as engine, phase:
+        report = Verifier(engine, limits, reference).run(asked)
+    if json:
+        output.emit(payload(report))
+    else:
+        print(render(report))
+    return output.EXIT_FAILURE if report.count(Verdict.MISMATCH) else output.EXIT_OK
+
+
+def payload(report: Report) -> dict[str, object]:
+    """For JSON. Counts are of prompts."""
+    first = report.first_divergence
+    return {
+        "prompts": len(report.verdicts),
+        "tokens": report.tokens,
+        "exact": report.count(Verdict.EXACT),
+        "ties": report.count(Verdict.TIE),
+        "mismatches": report.count(Verdict.MISMATCH),
+        "first_divergence": asdict(first) if first else None,
+        "divergences": [asdict(d) for d in report.divergences],
+        "arms": ["plain", *report.arms, *(["eager"] if report.eager else [])],
+    }
+
+
+def render(report: Report) -> str:
+    """For people."""
+    arms = ", ".join(report.arms)
+    compared = f"plain, {arms}{', eager' if report.eager else ''}"
+    lines = [
+        f"{len(report.verdicts)} prompts, {report.tokens} tokens: "
+        + ", ".join(f"{report.count(v)} {v}" for v in Verdict),
+        f"compared: {compared}",
+    ]
+    if not report.eager:
+        lines.append("the original model was not asked (--no-eager)")
+    if (first := report.first_divergence) is not None:
+        lines.append(f"first divergence: {_shown(first)}")
+        by_arm = Counter((d.arm, d.verdict) for d in report.divergences)
+        lines += [f"  {arm}: {count} {verdict}" for (arm, verdict), count in by_arm.items()]
+    return "\n".join(lines)
+
+
+def _shown(found: Divergence) -> str:
+    margin = "" if found.margin is None else f", margin {found.margin:.2e}"
+    return (
+        f"{found.verdict} of {found.arm} at {found.prompt}, new token {found.position}: "
+        f"expected {found.expected}, found {found.found}{margin}"
+    )
+
+
+def _load_eager(manifest: Manifest, model: str | None, progress: Progress) -> Eager:
+    """The original model as a function. Its tokens must be the artifact's."""
+    source = model or manifest.source_model
+    if source is None:
+        raise flags.conflict(
+            "the artifact does not say which model it was compiled from",
+            "name it with --model MODEL, or compare the arms alone with --no-eager",
+        )
+    with progress.phase(f"load {source}"):
+        from specc.ir.importers.source import load_model
+
+        imported = load_model(source, max_model_len=manifest.model.max_model_len)
+    if imported.eager is None:
+        raise flags.conflict(
+            f"{source} has no eager form", "compare the arms alone with --no-eager"
+        )
+    vocabulary = imported.program.model.vocab_size
+    if vocabulary != manifest.model.vocab_size:
+        raise flags.bad_value(
+            "--model", f"a model of {manifest.model.vocab_size} tokens", f"{source}: {vocabulary}"
+        )
+    return imported.eager

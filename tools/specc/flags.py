@@ -1,0 +1,117 @@
+"""Values that several verbs take, and lists written as text."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from specc.errors import UsageError
+from specc.runtime import ADAPTIVE, Manifest
+
+Json = Annotated[bool, Parameter(name="--json", negative="")]
+Switch = Annotated[bool, Parameter(negative="")]
+"""A flag without a `--no-` form."""
+
+Isa = Literal["native", "avx2", "avx512"]
+Quant = Literal["none", "int8", "int4"]
+
+
+def bad_value(flag: str, expected: str, found: object, cure: str = "") -> UsageError:
+    """The error for a value that a flag does not take."""
+    return UsageError(
+        "SPECC-E0103", f"{flag} has a value it cannot have", where=flag, expected=expected,
+        found=str(found), cure=cure or f"correct {flag}",
+    )  # fmt: skip
+
+
+def conflict(what: str, cure: str, *, expected: str = "", found: str = "") -> UsageError:
+    """The error for flags that do not go together, or of which one is missing."""
+    return UsageError("SPECC-E0104", what, expected=expected, found=found, cure=cure)
+
+
+def integers(flag: str, text: str, least: int, most: int) -> tuple[int, ...]:
+    """`0,2,4` as numbers within the bounds."""
+    expected = f"numbers from {least} to {most} with commas between"
+    try:
+        numbers = tuple(int(part) for part in text.split(","))
+    except ValueError as error:
+        raise bad_value(flag, expected, text) from error
+    if any(not least <= n <= most for n in numbers):
+        raise bad_value(flag, expected, text)
+    return numbers
+
+
+def number_set(flag: str, text: str, least: int, most: int) -> tuple[int, ...]:
+    """The same, ascending and each once."""
+    return tuple(sorted(set(integers(flag, text, least, most))))
+
+
+def probabilities(flag: str, text: str) -> tuple[float, ...]:
+    """`0.8,0.6` as numbers from 0 to 1."""
+    try:
+        values = tuple(float(part) for part in text.split(","))
+    except ValueError as error:
+        raise bad_value(flag, "numbers from 0 to 1 with commas between", text) from error
+    if any(not 0 <= v <= 1 for v in values):
+        raise bad_value(flag, "numbers from 0 to 1 with commas between", text)
+    return values
+
+
+def options(flag: str, text: str) -> dict[str, float]:
+    """`name=1,other=0.5` as numbers by name."""
+    found: dict[str, float] = {}
+    for part in text.split(","):
+        name, equals, value = part.partition("=")
+        try:
+            number = float(value)
+        except ValueError:
+            number = math.nan
+        if not equals or not name.strip() or not math.isfinite(number) or name.strip() in found:
+            raise bad_value(flag, "NAME=NUMBER,NAME=NUMBER,...", text)
+        found[name.strip()] = number
+    return found
+
+
+def at_least(flag: str, value: float | None, least: float) -> None:
+    """Refuse a number below `least`."""
+    if value is not None and not value >= least:
+        raise bad_value(flag, f"{least} or more", value)
+
+
+def one_of(flag: str, value: str, known: Iterable[str]) -> None:
+    """Refuse a word that is not known, with the one that was probably meant."""
+    choices = tuple(known)
+    if value in choices:
+        return
+    close = difflib.get_close_matches(value, choices, n=1)
+    cure = f"did you mean {close[0]}?" if close else ""
+    raise bad_value(flag, f"one of {', '.join(choices)}", value, cure)
+
+
+def draft_length(manifest: Manifest, k: int | None) -> int:
+    """The option's value for `--num-speculative-tokens K`; adaptive if none was given."""
+    if k is None or k == ADAPTIVE:
+        return ADAPTIVE
+    if k not in manifest.num_speculative_tokens:
+        raise bad_value(
+            "--num-speculative-tokens",
+            f"one that was compiled: {', '.join(map(str, manifest.num_speculative_tokens))}",
+            k,
+            f"leave the flag out, or compile with --num-speculative-tokens 0,{max(k, 1)}",
+        )
+    return k
+
+
+def speculation(manifest: Manifest, k: int) -> str:
+    """One line: who drafts and how much, or that nobody does and why."""
+    if not manifest.speculates:
+        why = "method none" if manifest.method == "none" else "compiled for K=0 alone"
+        return f"off ({why})"
+    if k == 0:
+        return "off (K=0 was asked for)"
+    how = "K adaptive" if k == ADAPTIVE else f"K={k}"
+    return f"{manifest.method}, {how}, {'lossless' if manifest.lossless else 'NOT lossless'}"

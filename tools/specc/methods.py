@@ -1,0 +1,180 @@
+"""How each method drafts: the pipeline for it, and what has to be measured first."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from specc.calibration import Calibration
+from specc.errors import ModelError
+from specc.ir.importers.source import ImportedModel, load_model
+from specc.passes import Pipeline, pipelines
+from specc.passes.pipelines import Shape
+from specc.progress import Progress
+
+if TYPE_CHECKING:
+    from specc.driver import CompileRequest
+
+CALIBRATION_TOKENS = 1024
+DEPTHS = (2, 3, 4, 5, 6, 7)
+"""The documents' range for the layers of the adaptive self-draft."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A pipeline, and what was measured on the way to it."""
+
+    pipeline: Pipeline
+    why: tuple[str, ...] = ()
+
+
+def pipeline_for(request: CompileRequest, imported: ImportedModel, progress: Progress) -> Choice:
+    """The pipeline for `request.method`; its K and context are set."""
+    assert request.num_speculative_tokens is not None
+    assert request.max_model_len is not None
+    shape = Shape(
+        tuple(sorted({0, *request.num_speculative_tokens})), request.max_model_len, request.prefill_chunk
+    )  # fmt: skip
+    return METHODS[request.method](request, imported, shape, progress)
+
+
+def _none(request: CompileRequest, imported: ImportedModel, shape: Shape, progress: Progress) -> Choice:
+    del imported, progress
+    plain = Shape((0,), shape.max_model_len, shape.prefill_chunk)
+    return Choice(pipelines.host("none", plain, request.drafter_options))
+
+
+def _host(request: CompileRequest, imported: ImportedModel, shape: Shape, progress: Progress) -> Choice:
+    del imported, progress
+    return Choice(pipelines.host(request.method, shape, request.drafter_options))
+
+
+def _draft_model(
+    request: CompileRequest, imported: ImportedModel, shape: Shape, progress: Progress
+) -> Choice:
+    assert request.drafter is not None
+    with progress.phase(f"import {request.drafter}"):
+        drafter = load_model(request.drafter, request.max_model_len)
+    require_same_tokens(imported, drafter)
+    limit = drafter.program.model.max_position
+    if limit and shape.max_model_len > limit:
+        raise ModelError(
+            "SPECC-E0232", "the drafter was trained for a shorter context",
+            expected=f"at least {shape.max_model_len} positions", found=str(limit),
+            cure=f"add --max-model-len {limit}",
+        )  # fmt: skip
+    with progress.phase("rewrite the drafter"):
+        program = pipelines.drafter_model(shape)(drafter.program)
+    return Choice(pipelines.draft_model(shape, program))
+
+
+def require_same_tokens(target: ImportedModel, drafter: ImportedModel) -> None:
+    """Refuse a drafter whose token ids mean something else: equal ids must have equal bytes."""
+    ours, theirs = _vocabulary(target), _vocabulary(drafter)
+    if ours is None or theirs is None:
+        return
+    if ours != theirs:
+        different = next((i for i in sorted({*ours, *theirs}) if ours.get(i) != theirs.get(i)), 0)
+        raise ModelError(
+            "SPECC-E0233", "target and drafter have different tokenizers", where=f"token id {different}",
+            expected=repr(ours.get(different)), found=repr(theirs.get(different)),
+            cure="choose a drafter of the same family",
+        )  # fmt: skip
+
+
+def _vocabulary(model: ImportedModel) -> dict[int, str] | None:
+    if model.tokenizer_json is None:
+        return None
+    tokenizer = json.loads(model.tokenizer_json)
+    vocabulary = tokenizer["model"].get("vocab", {})
+    pairs = enumerate(p[0] for p in vocabulary) if isinstance(vocabulary, list) else (
+        (i, t) for t, i in vocabulary.items()
+    )
+    return {**dict(pairs), **{t["id"]: t["content"] for t in tokenizer.get("added_tokens", [])}}
+
+
+def _layerskip(
+    request: CompileRequest, imported: ImportedModel, shape: Shape, progress: Progress
+) -> Choice:
+    if request.draft_layers is not None:
+        return Choice(pipelines.layerskip(shape, request.draft_layers), ("layers were given",))
+    calibration = _calibration(request, imported, shape, progress)
+    with progress.phase("choose the layers to draft with"):
+        best, tried = calibration.best_layers()
+    k = max(range(1, 9), key=best.speedup)
+    lines = [f"keeping {len(e.layers)} layers agrees {e.agreement:.2f} at {e.cost:.2f} of the cost" for e in tried]
+    if best.speedup(k) < 1:
+        lines.append(f"at best {best.speedup(k):.2f} of plain speed is expected; the K=0 arm protects")
+        progress.note(f"layerskip will not pay on this model: {lines[-1]}")
+    return Choice(pipelines.layerskip(shape, best.layers), tuple(lines))
+
+
+def _eagle_adaptive(
+    request: CompileRequest, imported: ImportedModel, shape: Shape, progress: Progress
+) -> Choice:
+    calibration = _calibration(request, imported, shape, progress)
+    count = calibration.program.model.num_layers
+    depths = request.depths or tuple(d for d in DEPTHS if d < count)
+    if not depths or any(not 0 < d < count for d in depths):
+        raise ModelError(
+            "SPECC-E0234", f"depths {list(depths)} do not fit a model of {count} layers",
+            expected=f"1 to {count - 1}", cure="choose others with --depths",
+        )  # fmt: skip
+    with progress.phase(f"fit adapters for depths {', '.join(map(str, depths))}"):
+        adapters = calibration.fit_adapters(depths)
+    return Choice(pipelines.eagle_adaptive(shape, count, adapters))
+
+
+def _calibration(
+    request: CompileRequest, imported: ImportedModel, shape: Shape, progress: Progress
+) -> Calibration:
+    with progress.phase("calibrate on text"):
+        outlined = Pipeline("target", pipelines.target(shape))(imported.program)
+        text = calibration_text(request.calibration)
+        tokens = _encode(imported, text)[: min(CALIBRATION_TOKENS, shape.max_model_len)]
+        calibration = Calibration(outlined, tokens)
+        calibration.influence()
+    return calibration
+
+
+def calibration_text(path: Path | None) -> str:
+    """The user's text, or English prose that every Python has: its own documentation."""
+    if path is not None:
+        try:
+            return path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ModelError(
+                "SPECC-E0235", "the calibration text cannot be read", where=str(path),
+                found=str(error), cure="pass a UTF-8 text file",
+            ) from error  # fmt: skip
+    from pydoc_data import topics
+
+    return "\n".join(topics.topics[name] for name in sorted(topics.topics))
+
+
+def _encode(imported: ImportedModel, text: str) -> list[int]:
+    if imported.tokenizer_json is None:
+        raise ModelError(
+            "SPECC-E0236", "a self-draft is fitted on text, and this model has no tokenizer",
+            where=imported.program.name, expected="tokenizer.json beside the model",
+            cure="add tokenizer.json, or name layers with --method layerskip --draft-layers",
+        )  # fmt: skip
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_str(imported.tokenizer_json)
+    ids: list[int] = tokenizer.encode(text[: 16 * CALIBRATION_TOKENS]).ids
+    return ids
+
+
+METHODS: dict[str, Callable[[CompileRequest, ImportedModel, Shape, Progress], Choice]] = {
+    "none": _none,
+    "ngram": _host,
+    "suffix": _host,
+    "draft_model": _draft_model,
+    "layerskip": _layerskip,
+    "eagle:adaptive": _eagle_adaptive,
+}
+"""What `--method` takes, besides auto."""
