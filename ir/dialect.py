@@ -1,7 +1,9 @@
-"""The specc dialect: the few operations that ATen lacks, each with a fake and an eager reference implementation.
+"""The specc dialect: the few operations that ATen lacks, each with a fake and an eager reference
+implementation.
 
-Shapes: T rows, Hq/Hkv query/key-value heads, D head width, S cache positions, V vocabulary, K drafts.
-All positions are absolute. Reference implementations are plain and slow on purpose: backends are tested against them.
+Shapes: T rows, Hq/Hkv query/key-value heads, D head width, S cache positions, V vocabulary, K
+drafts. All positions are absolute. Reference implementations are plain and slow on purpose:
+backends are tested against them.
 """
 
 from __future__ import annotations
@@ -29,9 +31,11 @@ def _op(schema: str, fake: Callable[..., object]) -> Callable[[Callable[..., obj
 def _attend(
     q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, scale: float, window: int, softcap: float
 ) -> Tensor:
-    """Softmax attention of one query q [Hq, D] at the last of k [Hkv, n, D], v [Hkv, n, Dv] -> [Hq, Dv].
+    """Softmax attention of one query q [Hq, D] at the last of k [Hkv, n, D], v [Hkv, n, Dv] -> [Hq,
+    Dv].
 
-    Row by row, so that a result cannot depend on rows it does not see, NaN or not, nor on how many share the call.
+    Row by row, so that a result cannot depend on rows it does not see, NaN or not, nor on how many
+    share the call.
     """
     first = max(0, k.shape[1] - window) if window > 0 else 0
     group = q.shape[0] // k.shape[0]
@@ -155,8 +159,8 @@ def gumbel(seed: int, position: int, vocab_size: int) -> Tensor:
 
 
 @_op(
-    "accept(Tensor tokens, Tensor logits, Tensor length, Tensor temperature, Tensor seed, int vocab_size) "
-    "-> (Tensor, Tensor)",
+    "accept(Tensor tokens, Tensor logits, Tensor length, Tensor temperature, Tensor seed, "
+    "int vocab_size) -> (Tensor, Tensor)",
     lambda tokens, logits, length, temperature, seed, vocab_size: (
         torch.empty_like(tokens),
         length.new_empty(1),
@@ -168,9 +172,10 @@ def _accept(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Longest prefix of drafts that equals the target's own choices.
 
-    tokens [K+1]: root and drafts; logits [K+1, V]; length [1]: the root's position. The choice at row r is the argmax of
-    logits, or of logits / temperature + gumbel(seed, length + 1 + r) (target sampling with position-keyed noise). Returns
-    tokens [K+1], of which the first accepted + 1 are new, and accepted [1]; accepted is -1 if a logit that counts is NaN.
+    tokens [K+1]: root and drafts; logits [K+1, V]; length [1]: the root's position. The choice at
+    row r is the argmax of logits, or of logits / temperature + gumbel(seed, length + 1 + r) (target
+    sampling with position-keyed noise). Returns tokens [K+1], of which the first accepted + 1 are
+    new, and accepted [1]; accepted is -1 if a logit that counts is NaN.
     """
     chosen = torch.zeros_like(tokens)
     rows, heat = tokens.shape[0], float(temperature)

@@ -1,6 +1,7 @@
 """Types by evaluation: run a graph on fake tensors for two row counts, and call what differs T.
 
-This avoids symbolic integers in programs: a dimension is a number or T, and anything else (2*T, T+1) is refused.
+This avoids symbolic integers in programs: a dimension is a number or T, and anything else (2*T,
+T+1) is refused.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ _POSITIONS = (11, 13)
 def infer_types(graph: fx.Graph, where: str = "") -> None:
     """Set `meta["type"]` of every `call_function` node from those of inputs and references.
 
-    Raises InvalidProgramError for an operation that cannot run on these types, or whose size is no plain T.
+    Raises InvalidProgramError for an operation that cannot run on these types, or whose size is no
+    plain T.
     """
     runs = [_shapes(graph, *dims, where) for dims in zip(_ROWS, _POSITIONS, strict=True)]
     for node in graph.nodes:

@@ -30,14 +30,16 @@ class Adapter:
 
 @dataclass(frozen=True)
 class AttachAdapter(Pass):
-    """For each depth D add draft_dD(tokens[1], positions[1], hidden[1, H]) -> (logits[1, V], hidden[1, H]).
+    """For each depth D add a draft of the last D layers behind an adapter.
 
     Before: target: x[L-D] = <L-D layers>(embed(token)); logits = head(<D layers>(x[L-D]))
-    After:  draft_dD: h = adapter(embed(token), hidden); logits = head(<D layers>(h)); h is the next step's hidden
+    After:  draft_dD(tokens[1], positions[1], hidden[1, H]) -> (logits[1, V], hidden[1, H]):
+            h = adapter(embed(token), hidden); logits = head(<D layers>(h)); h is the next hidden
 
-    `hidden` is the state that entered layer L-D at the position before (a tap for the first step). The layers read the
-    target's cache, exact for committed positions, and write rows that verify rewrites. Realises the documents' adaptive
-    Eagle losslessly (methods.md, section 14, S1, adapter A1).
+    `hidden` is the state that entered layer L-D at the position before (a tap for the first step).
+    The layers read the target's cache, exact for committed positions, and write rows that verify
+    rewrites. Realises the documents' adaptive Eagle losslessly (methods.md, section 14, S1, adapter
+    A1).
     """
 
     name: ClassVar[str] = "attach-adapter"

@@ -17,11 +17,16 @@ ONE = TensorType("i64", (1,))
 
 @dataclass(frozen=True)
 class BuildAccept(Pass):
-    """Add accept_K(tokens[K+1], logits[K+1, V], length, temperature, seed) -> (tokens[K+1], accepted) for each K.
+    """Add the decision on a block of K drafts, for each K.
 
-    The rule is target sampling: at each row the target's own choice is made (greedy, or with noise keyed by the absolute
-    position), and a draft is accepted if it is that choice. So the tokens are those of plain decoding with the same seed,
-    whatever was drafted. Ids at and beyond the vocabulary (padding of the head) are never chosen.
+    Before: verify_K(tokens[K+1], positions[K+1]) -> logits[K+1, V]
+    After:  the same, and accept_K(tokens[K+1], logits[K+1, V], length, temperature, seed)
+            -> (tokens[K+1], accepted)
+
+    The rule is target sampling: at each row the target's own choice is made (greedy, or with noise
+    keyed by the absolute position), and a draft is accepted if it is that choice. So the tokens are
+    those of plain decoding with the same seed, whatever was drafted. Ids at and beyond the
+    vocabulary (padding of the head) are never chosen.
     """
 
     name: ClassVar[str] = "build-accept"

@@ -40,6 +40,8 @@ _IDENTITIES = {
 class Canonicalise(Pass):
     """Remove what does nothing, write every product with a weight as `linear`, fold constants.
 
+    Before: y = addmm(@b, clone(x), @w); z = mul(y, 1.0)     After: z = linear(x, @w.T, @b)
+
     A target with state or leaves is left as it is: order and effects would have to be kept.
 
     Cases:
@@ -119,7 +121,8 @@ def _write_linear(program: SpeculativeProgram, graph: fx.Graph, weights: dict[st
         if transposed is None or (bias is not None and weight_name(bias) is None):
             continue
         with graph.inserting_before(node):
-            new = graph.call_function(aten.linear.default, (x, transposed) if bias is None else (x, transposed, bias)
+            new = graph.call_function(
+                aten.linear.default, (x, transposed) if bias is None else (x, transposed, bias)
             )
         new.meta.update(node.meta)
         node.replace_all_uses_with(new)

@@ -22,13 +22,15 @@ ONE = TensorType("i64", (1,))
 class FuseRound(Pass):
     """Add round_K for each K, or round_K_dD for each K > 0 and depth D of the drafter.
 
-    round_K(root, length, temperature, seed, ...) -> (tokens[K+1], accepted):
-        1. draft: K tokens, from the drafter's functions, or an input where the drafter is on the host
-        2. verify_K on root and drafts at positions length .. length + K
+    Before: draft, verify_K and accept_K, each called by the host
+    After:  the same, and round_K(root, length, temperature, seed, ...) -> (tokens[K+1], accepted)
+
+        1. draft: K tokens, from the drafter's functions, or an input where the drafter is on the
+        host 2. verify_K on root and drafts at positions length .. length + K
         3. accept_K
 
-    Commit is the host's: it adds accepted + 1 to the length. A drafter chooses by the same rule and noise as the target,
-    so that it agrees as often as it can.
+    Commit is the host's: it adds accepted + 1 to the length. A drafter chooses by the same rule and
+    noise as the target, so that it agrees as often as it can.
     """
 
     name: ClassVar[str] = "fuse-round"

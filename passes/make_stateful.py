@@ -28,7 +28,8 @@ class MakeStateful(Pass):
             cache_write($v.0, v', positions)
             o = cached_attention(q', $k.0, $v.0, positions)
 
-    Attentions on the same keys and values (layers that share them) share one cache. Rows beyond the committed length may hold anything: attention reads position p's row only for queries at p or later.
+    Attentions on the same keys and values (layers that share them) share one cache. Rows beyond the
+    committed length may hold anything: attention reads position p's row only for queries at p or later.
     """
 
     name: ClassVar[str] = "make-stateful"

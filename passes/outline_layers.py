@@ -19,7 +19,7 @@ from specc.passes.segments import Segment, cut, outline
 
 @dataclass(frozen=True)
 class OutlineLayers(Pass):
-    """Identical layers become calls of one leaf, so they are compiled once and can be left out, tapped or reused.
+    """Identical layers become calls of one leaf: compiled once, to be left out, tapped or reused.
 
     Before: x0 = embedding(...); x1 = <layer 0>(x0); x2 = <layer 1>(x1); logits = <norm, head>(x2)
     After:  x0, cos, sin = call embed(tokens, positions, @embed, ...)
@@ -27,8 +27,9 @@ class OutlineLayers(Pass):
             x2 = call layer.0(x1, cos, sin, positions, $k.1, $v.1, @w1...)
             logits = call head(x2, @norm, @head)
 
-    What flows between layers is [T, H]. Layers are told apart by their operations and constants (a sliding window, say);
-    their weights and state are arguments. A target whose layers exchange more than one tensor is refused.
+    What flows between layers is [T, H]. Layers are told apart by their operations and constants (a
+    sliding window, say); their weights and state are arguments. A target whose layers exchange more
+    than one tensor is refused.
     """
 
     name: ClassVar[str] = "outline-layers"

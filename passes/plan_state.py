@@ -18,8 +18,8 @@ class PlanState(Pass):
     Before: state $target.k.0: f32[3, S, 64] (target kv_cache)
     After:  state $target.k.0: f32[3, 2048, 64] (target kv_cache, zone target)
 
-    Zones: `target` and `drafter` hold caches, `taps` hidden states. A verify of K drafts writes K rows beyond the
-    committed length; the engine never lets them pass S, so S rows are enough.
+    Zones: `target` and `drafter` hold caches, `taps` hidden states. A verify of K drafts writes K
+    rows beyond the committed length; the engine never lets them pass S, so S rows are enough.
     """
 
     name: ClassVar[str] = "plan-state"

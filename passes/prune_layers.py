@@ -20,8 +20,9 @@ class PruneLayers(Pass):
     Before: target: x1 = layer 0(x0); x2 = layer 1(x1); x3 = layer 2(x2)     (layers = 0, 2)
     After:  the same, and draft: x1 = layer 0(x0); x3 = layer 2(x1)
 
-    Nothing is copied: draft calls the target's leaves with the target's weights. It writes its rows to the target's cache
-    at positions that verify rewrites before reading them, so no draft row outlives its round.
+    Nothing is copied: draft calls the target's leaves with the target's weights. It writes its rows
+    to the target's cache at positions that verify rewrites before reading them, so no draft row
+    outlives its round.
     """
 
     name: ClassVar[str] = "prune-layers"

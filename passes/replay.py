@@ -38,9 +38,10 @@ def replay(
 ) -> fx.Node | None:  # fmt: skip
     """Append the body of `function` to `builder`; returns its logits, or None without the head.
 
-    `inputs`: values for `tokens` and `positions`. `rows`: T as a number, or None to keep it open. `layers`: those that
-    run; a layer left out passes its input on. `stream` makes what enters the first layer from the embedding's output
-    [rows, H]. `head_row`: i64[1], the only row whose logits are computed.
+    `inputs`: values for `tokens` and `positions`. `rows`: T as a number, or None to keep it open.
+    `layers`: those that run; a layer left out passes its input on. `stream` makes what enters the
+    first layer from the embedding's output [rows, H]. `head_row`: i64[1], the only row whose logits
+    are computed.
     """
     source = program.functions[function]
     values: dict[fx.Node, fx.Node] = {n: inputs[n.name] for n in source.inputs}

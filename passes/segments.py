@@ -1,7 +1,8 @@
 """Where a decoder falls apart into embedding, layers and head.
 
-A cut is a place in the program where exactly one value that depends on the tokens is alive: the residual stream. Layer j
-begins at the last cut before attention j. Values that depend on positions alone (looked-up cosines) are shared by all.
+A cut is a place in the program where exactly one value that depends on the tokens is alive: the
+residual stream. Layer j begins at the last cut before attention j. Values that depend on positions
+alone (looked-up cosines) are shared by all.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ aten = torch.ops.aten
 
 @dataclass
 class Segment:
-    """Consecutive operations. `part` is embed, layer or head; `layer` counts layers, `kind` kinds of layers.
+    """Consecutive operations.
 
-    `stream_in` and `stream_out` are the residual stream's values at the two ends (None at the program's ends).
+    `part` is embed, layer or head; `layer` counts layers, `kind` kinds of layers. `stream_in` and `stream_out` are the residual stream's values at the two ends (None at the
+    program's ends).
     """
 
     part: str

@@ -23,10 +23,12 @@ aten = torch.ops.aten
 class TabulatePositions(Pass):
     """Cosines, sines and learned position embeddings become one row lookup each.
 
-    Before: cos = cos(positions * inv_freq)           After: cos = index_select(@table.0, 0, positions)
+    Before: cos = cos(positions * inv_freq)           After: cos = index_select(@table.0, 0,
+    positions)
 
-    The table has `max_model_len` rows and is computed by the model's own operations, so it is exact. A value whose row
-    depends on other positions than its own (dynamic NTK scaling) is refused.
+    The table has `max_model_len` rows and is computed by the model's own operations, so it is
+    exact. A value whose row depends on other positions than its own (dynamic NTK scaling) is
+    refused.
     """
 
     name: ClassVar[str] = "tabulate-positions"
@@ -88,7 +90,8 @@ class TabulatePositions(Pass):
         dim = shape.index("T")
         every = torch.arange(self.max_model_len)
         rows = self._rows(program, edge, every).movedim(dim, 0)
-        # What depends on the longest position shows in a low part, what depends on order in a reversed one.
+        # What depends on the longest position shows in a low part, what depends on order in a
+        # reversed one.
         part = max(2, self.max_model_len // 3)
         parts = [every[:part], every.flip(0)[:part]]
         if any(
@@ -100,7 +103,8 @@ class TabulatePositions(Pass):
                 "a position's value depends on the other positions of the call",
                 where=str(edge.meta.get("layer", "")),
                 found="dynamic rope scaling",
-                cure="use a static rope_type (llama3, yarn, longrope, linear) or a smaller --max-model-len",
+                cure="use a static rope_type (llama3, yarn, longrope, linear) "
+                "or a smaller --max-model-len",
             )
         return rows.contiguous(), dim
 

@@ -17,12 +17,16 @@ from specc.passes.replay import parts_of
 
 @dataclass(frozen=True)
 class TapHiddenStates(Pass):
-    """Copy what enters layer j, row by row, to state `tap.j`. j = 0 is the embedding's output, j = L what leaves the last.
+    """Copy what enters layer j, row by row, to state `tap.j`.
 
-    Before: x2 = call layer.0(x1, ...)                After: cache_copy(x1, $tap.1); x2 = call layer.0(x1, ...)
+    j = 0 is the embedding's output, j = L what leaves the last.
 
-    The index is that of Hugging Face's `output_hidden_states` (methods.md, section 0.5) but for L, which is *before* the
-    final norm. `rows` bounds the rows of a call: the longest prefill chunk or verify.
+    Before: x2 = call layer.0(x1, ...)
+    After:  cache_copy(x1, $tap.1); x2 = call layer.0(x1, ...)
+
+    The index is that of Hugging Face's `output_hidden_states` (methods.md, section 0.5) but for L,
+    which is *before* the final norm. `rows` bounds the rows of a call: the longest prefill chunk or
+    verify.
     """
 
     name: ClassVar[str] = "tap-hidden-states"

@@ -39,7 +39,7 @@ def _attention(
     scaling: float | None = None, sliding_window: int | None = None, softcap: float | None = None,
     s_aux: Tensor | None = None, **rest: Any,
 ) -> tuple[Tensor, None]:  # fmt: skip
-    """query [1, Hq, T, D], key and value [1, Hkv, T, D] -> [1, T, Hq, Dv]."""
+    """Query [1, Hq, T, D], key and value [1, Hkv, T, D] -> [1, T, Hq, Dv]."""
     layer = int(getattr(module, "layer_idx", -1))
     unknown = {k for k, v in rest.items() if v is not None and k not in _IGNORED}
     if unknown:
@@ -74,9 +74,12 @@ def _mask(
     masks for all kinds of layer that an architecture may have, used or not.
     """
     del args, batch_size, q_length, kv_length, kwargs
-    with _disable_current_modes():  # the probe computes on real numbers while the model is being traced
+    with (
+        _disable_current_modes()
+    ):  # the probe computes on real numbers while the model is being traced
         window = _window_of(mask_function)
-    return dialect.ops.mask(window, 0)
+    mask: Tensor = dialect.ops.mask(window, 0)
+    return mask
 
 
 _PROBE = 1 << 17

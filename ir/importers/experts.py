@@ -25,7 +25,7 @@ def register() -> None:
 @contextmanager
 def selected(model: nn.Module) -> Iterator[None]:
     """Within this context each experts module of `model` takes the form above; it reads that from its configuration."""
-    configs = [m.config for m in model.modules() if hasattr(m, "_is_expert_parallel")]
+    configs: list[Any] = [m.config for m in model.modules() if hasattr(m, "_is_expert_parallel")]
     before = [config._experts_implementation for config in configs]
     for config in configs:
         config._experts_implementation = NAME
@@ -49,15 +49,11 @@ def _experts(self: Any, hidden_states: Tensor, index: Tensor, weights: Tensor) -
 
 
 def _linear(self: Any, name: str, x: Tensor, index: Tensor) -> Tensor:
-    """x [T, k, I] times each choice's own matrix -> [T, k, O].
+    """X [T, k, I] times each choice's own matrix -> [T, k, O].
 
     A product and a sum, not a matmul: a batched matmul flattens rows and choices into one dimension of k * T.
     """
-    matrix = getattr(self, name)[index]
-    if self.is_transposed:
-        result = (x[..., None] * matrix).sum(-2)
-    else:
-        result = (x[:, :, None, :] * matrix).sum(-1)
-    if self.has_bias:
-        result = result + getattr(self, f"{name}_bias")[index]
-    return result
+    matrix: Tensor = getattr(self, name)[index]
+    weighted = x[..., None] * matrix if self.is_transposed else x[:, :, None, :] * matrix
+    result = weighted.sum(-2 if self.is_transposed else -1)
+    return result + getattr(self, f"{name}_bias")[index] if self.has_bias else result

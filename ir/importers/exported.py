@@ -1,7 +1,7 @@
 """torch.export programs -> functions without symbolic sizes.
 
-An exported graph computes sizes as it goes (sym_size, mul, view with symbolic arguments). A specc graph has none: a view
-names at most one size as -1 and every other as a number. What cannot be written so is refused with its layer.
+An exported graph computes sizes as it goes (sym_size, mul, view with symbolic arguments). A specc graph has none: a
+view names at most one size as -1 and every other as a number. What cannot be written so is refused with its layer.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def import_exported(program: ExportedProgram) -> tuple[Function, dict[str, Weigh
         else:
             raise ModelError(
                 "SPECC-E0221",
-                f"the exported graph holds a {node.op} node ({node.target}), control flow for instance",
+                f"the exported graph holds a {node.op} node ({node.target}), such as control flow",
                 where=layer_of(node),
                 cure="export the model without torch.cond or while_loop",
             )
@@ -62,9 +62,13 @@ def import_exported(program: ExportedProgram) -> tuple[Function, dict[str, Weigh
         infer_types(builder.graph)
     except InvalidProgramError as error:
         raise ModelError(
-            "SPECC-E0225", error.what, where=error.where, expected=error.expected,
-            found=error.found, cure="choose another architecture; `specc doctor` lists those that work",
-        ) from error  # fmt: skip
+            "SPECC-E0225",
+            error.what,
+            where=error.where,
+            expected=error.expected,
+            found=error.found,
+            cure="choose another architecture; `specc doctor` lists those that work",
+        ) from error
     return Function("target", Role.TARGET, builder.graph, ("logits",)), weights
 
 
@@ -88,7 +92,9 @@ def _input(
     elif spec.kind is InputKind.CONSTANT_TENSOR:
         tensor = program.constants[spec.target]
     else:
-        raise ModelError("SPECC-E0222", f"the export has an input of kind {spec.kind.name}: {spec.target}")
+        raise ModelError(
+            "SPECC-E0222", f"the export has an input of kind {spec.kind.name}: {spec.target}"
+        )
     name = spec.target.removeprefix("model.")
     weights[name] = Weight.of(tensor)
     reference = builder.weight(name, weights[name].type)
@@ -107,14 +113,15 @@ def _operation(node: fx.Node, builder: Builder, values: dict[fx.Node, Any]) -> A
     if node.target in _RESHAPES:
         args[1] = _static_sizes(node)
     elif node.target in _SIZED:
-        source = node.args[0].meta["val"].shape
+        before: Any = node.args[0]
+        source = before.meta["val"].shape
         kept = len(args[1]) - len(source)
         args[1] = [
             -1 if i >= kept and source[i - kept] == size else s
             for i, (size, s) in enumerate(zip(value.shape, args[1], strict=True))
         ]
     # Later rewrites change strides, so no view is promised.
-    target = aten.reshape.default if node.target in _RESHAPES else node.target
+    target: Any = aten.reshape.default if node.target in _RESHAPES else node.target
     new = builder.graph.call_function(target, tuple(args), kwargs)
     new.meta["layer"] = layer_of(node)
     return new

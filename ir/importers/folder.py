@@ -153,13 +153,13 @@ def _check_report(report: dict[str, Any], folder: Path) -> None:
                          where=str(folder), cure="download the files again")  # fmt: skip
 
 
-def _check_tied(model: nn.Module, files: dict[str, Path], folder: Path) -> None:
+def _check_tied(model: PreTrainedModel, files: dict[str, Path], folder: Path) -> None:
     """A head that is in the files must be the head that is used, whatever the configuration says about tying."""
     from safetensors import safe_open
 
-    head = model.get_output_embeddings()  # type: ignore[operator]
+    head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     path = files.get("lm_head.weight")
-    if head is None or path is None or model.config.tie_word_embeddings is False:  # type: ignore[union-attr]
+    if head is None or path is None or model.config.tie_word_embeddings is False:
         return
     with safe_open(path, framework="pt") as file:
         stored = file.get_tensor("lm_head.weight").float()
@@ -176,5 +176,9 @@ def _check_finite(model: nn.Module, folder: Path) -> None:
     """Weights that are not numbers (a broken conversion, a training run that blew up) give NaN for every prompt."""
     for name, parameter in model.named_parameters():
         if not bool(torch.isfinite(parameter.sum())) and not bool(torch.isfinite(parameter).all()):
-            raise ModelError("SPECC-E0207", "a tensor has values that are not finite numbers",
-                             where=f"{folder}: {name}", cure="download the weights again")  # fmt: skip
+            raise ModelError(
+                "SPECC-E0207",
+                "a tensor has values that are no finite numbers",
+                where=f"{folder}: {name}",
+                cure="download the weights again",
+            )

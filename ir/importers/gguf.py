@@ -34,7 +34,8 @@ READABLE = {"F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K"
 """Tensor types that are dequantised."""
 
 _VOCABULARY = {
-    f"tokenizer.ggml.{part}" for part in ("tokens", "scores", "token_type", "merges", "added_tokens")
+    f"tokenizer.ggml.{part}"
+    for part in ("tokens", "scores", "token_type", "merges", "added_tokens")
 }
 """Fields of a quarter of a million entries that only the tokenizer needs."""
 
@@ -74,11 +75,13 @@ def open_gguf(path: Path) -> GgufFile:
         reader = GGUFReader(path)
         fields = {n: f.contents() for n, f in reader.fields.items() if n not in _VOCABULARY}
         tensors = {t.name: t for t in reader.tensors}
-        if len(tensors) != len(reader.tensors):
-            raise ValueError("two tensors have the same name")
     except OSError as error:
-        raise ModelError("SPECC-E0202", f"the file cannot be read: {error.strerror}", where=str(path),
-                         cure="check the path") from error  # fmt: skip
+        raise ModelError(
+            "SPECC-E0202",
+            f"the file cannot be read: {error.strerror}",
+            where=str(path),
+            cure="check the path",
+        ) from error
     except Exception as error:  # the reader fails in many ways on bytes that are not what they say
         raise ModelError(
             "SPECC-E0254",
@@ -88,9 +91,13 @@ def open_gguf(path: Path) -> GgufFile:
             cure="download the file again and compare its checksum",
         ) from error
     if fields.get("split.count", 1) not in (0, 1):
-        raise ModelError("SPECC-E0255", "this is one part of a split GGUF", where=str(path),
-                         found=f"{fields['split.count']} parts",
-                         cure="join them: llama-gguf-split --merge FIRST_PART OUT.gguf")  # fmt: skip
+        raise ModelError(
+            "SPECC-E0255",
+            "this is one part of a split GGUF",
+            where=str(path),
+            found=f"{fields['split.count']} parts",
+            cure="join them: llama-gguf-split --merge FIRST_PART OUT.gguf",
+        )
     for name, tensor in tensors.items():
         kind = tensor.tensor_type.name
         if kind not in READABLE:
@@ -115,7 +122,8 @@ def hollow_model(file: GgufFile) -> PreTrainedModel:
     try:
         with quiet("transformers"), no_init_weights():
             config = AutoConfig.for_model(kind, **values)
-            model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+            auto: Any = AutoModelForCausalLM
+            model: PreTrainedModel = auto.from_config(config, dtype=torch.float32)
     except Exception as error:
         raise ModelError(
             "SPECC-E0252",
@@ -126,7 +134,8 @@ def hollow_model(file: GgufFile) -> PreTrainedModel:
     model.tie_weights()
     if "rope_freqs.weight" in file.tensors:
         _scale_frequencies(model, file)
-    return model.eval()
+    model.train(False)
+    return model
 
 
 def _add_rope_tensors(file: GgufFile, values: dict[str, Any]) -> None:
@@ -149,9 +158,13 @@ def _scale_frequencies(model: PreTrainedModel, file: GgufFile) -> None:
         frequencies = getattr(module, "inv_freq", None)
         if isinstance(frequencies, Tensor):
             if frequencies.shape != divisors.shape:
-                raise ModelError("SPECC-E0257", "rope_freqs does not fit the model", where=str(file.path),
-                                 expected=str(tuple(frequencies.shape)),
-                                 found=str(tuple(divisors.shape)))  # fmt: skip
+                raise ModelError(
+                    "SPECC-E0257",
+                    "rope_freqs does not fit the model",
+                    where=str(file.path),
+                    expected=str(tuple(frequencies.shape)),
+                    found=str(tuple(divisors.shape)),
+                )
             module.register_buffer("inv_freq", frequencies / divisors, persistent=False)
 
 

@@ -47,7 +47,7 @@ class Metadata:
     def _bad(self, key: str, expected: str, found: Any) -> ModelError:
         return ModelError(
             "SPECC-E0252",
-            f"the GGUF's {self.architecture}.{key} is {'missing' if found is None else 'of a wrong kind'}",
+            f"the GGUF's {self.architecture}.{key} is {'missing' if found is None else 'wrong'}",
             where=self.where,
             expected=expected,
             found="" if found is None else str(found)[:80],
@@ -116,8 +116,13 @@ def _rope(meta: Metadata, head_dim: int) -> dict[str, Any]:
     if kind in ("none", "longrope"):  # longrope's factors are tensors
         return rope
     if kind not in ("linear", "yarn"):
-        raise ModelError("SPECC-E0252", f"rope scaling {kind} is not known", where=meta.where,
-                         expected="linear or yarn", cure="use the model's Hugging Face folder")  # fmt: skip
+        raise ModelError(
+            "SPECC-E0252",
+            f"rope scaling {kind} is not known",
+            where=meta.where,
+            expected="linear or yarn",
+            cure="use the model's Hugging Face folder",
+        )
     rope["rope_type"] = kind
     rope["factor"] = meta.number("rope.scaling.factor")
     if kind == "yarn":
@@ -134,7 +139,7 @@ def _llama(
     meta: Metadata, config: dict[str, Any], shapes: Mapping[str, tuple[int, ...]]
 ) -> dict[str, Any]:
     if meta.integer("expert_count", 0):
-        raise ModelError("SPECC-E0251", "GGUF architecture llama with experts (mixtral) is not supported",
+        raise ModelError("SPECC-E0251", "GGUFs of llama with experts (mixtral) are not supported",
                          where=meta.where, cure="use the model's Hugging Face folder")  # fmt: skip
     return {
         "model_type": "llama",
@@ -268,7 +273,9 @@ def _phi3(
     meta: Metadata, config: dict[str, Any], shapes: Mapping[str, tuple[int, ...]]
 ) -> dict[str, Any]:
     window = meta.integer("attention.sliding_window", 0)
-    original = meta.integer("rope.scaling.original_context_length", config["max_position_embeddings"])
+    original = meta.integer(
+        "rope.scaling.original_context_length", config["max_position_embeddings"]
+    )
     return {
         "model_type": "phi3",
         "sliding_window": window or None,

@@ -56,7 +56,7 @@ def import_model(
     attention.register()
     experts.register()
     refusals.refuse_architecture(model.config.get_text_config().to_dict(), name)
-    model = model.eval()
+    model.train(False)
     with _as_specc(model), rope.frozen(model, max_model_len) as choice:
         exported = _trace(model, name)
     function, constants = import_exported(exported)

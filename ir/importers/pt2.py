@@ -94,7 +94,9 @@ class _Signature:
         """i64[T] or i64[1, T] with T open."""
         if not isinstance(value, Tensor) or value.dtype != torch.int64 or value.ndim not in (1, 2):
             return False
-        return isinstance(value.shape[-1], torch.SymInt) and (value.ndim == 1 or value.shape[0] == 1)
+        return isinstance(value.shape[-1], torch.SymInt) and (
+            value.ndim == 1 or value.shape[0] == 1
+        )
 
     def _refuse(self, what: str, found: str) -> ModelError:
         return ModelError(
@@ -107,7 +109,9 @@ class _Signature:
             cure="export with dynamic_shapes={'tokens': {1: torch.export.Dim('rows', min=2)}}",
         )
 
-    def retrace(self, exported: ExportedProgram, attention: Callable[..., Tensor]) -> ExportedProgram:
+    def retrace(
+        self, exported: ExportedProgram, attention: Callable[..., Tensor]
+    ) -> ExportedProgram:
         """The program as tokens i64[T], positions i64[T] -> logits f32[T, V], with `attention` for SDPA."""
         module = exported.module()
         for node in module.graph.nodes:
@@ -128,7 +132,7 @@ class _Signature:
         except Exception as error:
             raise ModelError(
                 "SPECC-E0263",
-                f"the export does not take every number of rows: {(str(error).splitlines() or [''])[0]}",
+                f"the export does not take every number of rows: {str(error)[:100]}",
                 where=str(self.path),
                 expected="T from 2 upwards",
                 cure="export with a dynamic number of tokens, min=2",

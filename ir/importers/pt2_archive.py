@@ -93,7 +93,9 @@ def _check(archive: _Archive) -> None:
         if re.fullmatch(r"data/(weights|constants)/[^/]*\.pt", name):
             raise archive.refuse("pickled weights of an older form", name)
     for kind in ("weights", "constants"):
-        for tensor, entry in archive.json(f"data/{kind}/model_{kind}_config.json")["config"].items():
+        for tensor, entry in archive.json(f"data/{kind}/model_{kind}_config.json")[
+            "config"
+        ].items():
             if entry.get("use_pickle"):
                 raise archive.refuse("a pickled tensor", tensor)
             if not re.fullmatch(r"(weight|tensor)_\d+", str(entry["path_name"])):
@@ -103,7 +105,9 @@ def _check(archive: _Archive) -> None:
         try:
             torch.load(io.BytesIO(inputs), weights_only=True)
         except Exception as error:
-            raise archive.refuse("sample inputs that are no tensors", "data/sample_inputs") from error
+            raise archive.refuse(
+                "sample inputs that are no tensors", "data/sample_inputs"
+            ) from error
     for key, value in _strings(archive.json("models/model.json")):
         if key == "target" and not _is_reference(value) and not _TARGET.fullmatch(value):
             raise archive.refuse(f"a call of {value[:60]}", "models/model.json")

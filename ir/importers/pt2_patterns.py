@@ -47,12 +47,12 @@ def attention(
             "attention that is bidirectional, drops values or is not over [1, heads, T, width]",
             where="scaled_dot_product_attention",
             expected="is_causal=True or a causal mask, in eval mode",
-            found=f"is_causal={is_causal}, attn_mask={attn_mask is not None}, dropout_p={dropout_p}, "
+            found=f"is_causal={is_causal}, mask={attn_mask is not None}, dropout_p={dropout_p}, "
             f"query {list(query.shape)}",
             cure="export the decoder in eval mode with causal attention",
         )
     scale = query.shape[-1] ** -0.5 if scale is None else scale
-    output = dialect.ops.attention(query, key, value, None, float(scale), 0, 0.0, -1)
+    output: Tensor = dialect.ops.attention(query, key, value, None, float(scale), 0, 0.0, -1)
     if attn_mask is not None:
         output = torch.ops.specc.masked_by(output, attn_mask)
     return output.transpose(1, 2)
@@ -65,15 +65,15 @@ def resolve(exported: ExportedProgram, longest: int) -> None:
     mask that is not causal or sliding, E0266 no attention that is recognised.
     """
     graph = exported.graph_module.graph
-    tokens, positions = [
-        n for n, s in _placeholders(exported) if s.kind is InputKind.USER_INPUT
-    ]
+    tokens, positions = [n for n, s in _placeholders(exported) if s.kind is InputKind.USER_INPUT]
     found = [n for n in graph.nodes if n.target is ops.attention.default]
     unfused = [n for n in graph.nodes if _is_unfused(n)]
     if unfused or not found:
         raise ModelError(
             "SPECC-E0266",
-            "attention is written out as matmul and softmax" if unfused else "there is no attention",
+            "attention is written out as matmul and softmax"
+            if unfused
+            else "there is no attention",
             where=_near(unfused[0], exported) if unfused else "the exported program",
             expected="torch.nn.functional.scaled_dot_product_attention",
             cure="use F.scaled_dot_product_attention in the model and export it again",
@@ -144,7 +144,8 @@ def _evaluate(target: fx.Node, given: dict[fx.Node, Any]) -> Any:
             stack += waiting
             continue
         args = fx.map_arg(node.args, values.__getitem__)
-        values[node] = node.target(*args, **fx.map_arg(node.kwargs, values.__getitem__))  # type: ignore[operator]
+        run: Any = node.target
+        values[node] = run(*args, **fx.map_arg(node.kwargs, values.__getitem__))
         stack.pop()
     return values[target]
 
@@ -178,11 +179,11 @@ def _visible(mask: Any, rows: int) -> Tensor | None:
     """[T, T] of bool, or None if `mask` is no plain mask: per head, or with values other than none and minus much."""
     if not isinstance(mask, Tensor) or mask.shape[-2:] != (rows, rows) or mask.numel() != rows**2:
         return None
-    mask = mask.reshape(rows, rows)
-    if mask.dtype == torch.bool:
-        return mask
-    seen = mask == 0
-    return seen if bool((seen | (mask <= -1e4)).all()) else None
+    square: Tensor = mask.reshape(rows, rows)
+    if square.dtype == torch.bool:
+        return square
+    seen = square == 0
+    return seen if bool((seen | (square <= -1e4)).all()) else None
 
 
 def _width(visible: Tensor) -> int | None:
@@ -206,8 +207,9 @@ def _odd(where: str) -> ModelError:
 
 
 def _tensor(exported: ExportedProgram, spec: Any) -> Tensor:
-    found = exported.state_dict.get(spec.target)
-    return exported.constants[spec.target] if found is None else found  # type: ignore[return-value]
+    found: Any = exported.state_dict.get(spec.target)
+    tensor: Tensor = exported.constants[spec.target] if found is None else found
+    return tensor
 
 
 def _unrepeated(node: Any, query: Any, graph: fx.Graph) -> fx.Node:
@@ -261,15 +263,18 @@ def _run_chain(source: fx.Node, probe: Tensor, chain: list[fx.Node], end: fx.Nod
     def number(argument: fx.Node) -> Any:
         if argument in values:
             return values[argument]
-        value = argument.meta["val"]
-        if not isinstance(value, (torch.SymInt, int)):
-            raise KeyError(argument.name)
-        symbols = getattr(getattr(value, "node", None), "expr", value)
-        return int(symbols.subs(dict.fromkeys(symbols.free_symbols, 5))) if hasattr(symbols, "subs") else int(value)
+        value: Any = argument.meta["val"]
+        if isinstance(value, torch.SymInt):
+            expression: Any = value.node.expr
+            return int(expression.subs(dict.fromkeys(expression.free_symbols, 5)))
+        if isinstance(value, int):
+            return value
+        raise KeyError(argument.name)
 
     for node in chain:
         args = fx.map_arg(node.args, number)
-        values[node] = node.target(*args, **fx.map_arg(node.kwargs, number))  # type: ignore[operator]
+        run: Any = node.target
+        values[node] = run(*args, **fx.map_arg(node.kwargs, number))
     result: Tensor = values[end]
     return result
 
@@ -305,7 +310,7 @@ def _counts(node: fx.Node, rows: Any) -> bool:
     name = str(node.target)
     start = arguments[0] if ".start" in name else 0
     step = arguments[2] if ".start_step" in name and len(arguments) > 2 else 1
-    return start == 0 and step == 1 and _same(node.meta["val"].shape[0], rows)
+    return bool(start == 0) and bool(step == 1) and _same(node.meta["val"].shape[0], rows)
 
 
 def _is_head(node: fx.Node, rows: Any) -> bool:

@@ -37,16 +37,20 @@ def refuse_config(raw: dict[str, Any], where: str) -> None:
     if raw.get("auto_map") and not _known(kind):
         raise ModelError(
             "SPECC-E0204",
-            f"{kind or 'the model'} needs Python code that comes with its files (auto_map); specc runs none",
+            f"{kind or 'the model'} needs Python code of its own (auto_map), and specc runs none",
             where=where,
             expected="an architecture that ships with transformers",
             cure="convert the model to such an architecture, or export it yourself to a .pt2",
         )
     if not _known(kind):
-        raise _refusal(kind or "no model_type", "transformers does not know this architecture", where)
+        raise _refusal(
+            kind or "no model_type", "transformers does not know this architecture", where
+        )
     quantised = raw.get("quantization_config") or (text or {}).get("quantization_config")
     if quantised:
-        method = quantised.get("quant_method", "unknown") if isinstance(quantised, dict) else quantised
+        method = (
+            quantised.get("quant_method", "unknown") if isinstance(quantised, dict) else quantised
+        )
         raise ModelError(
             "SPECC-E0206",
             f"the checkpoint is quantised ({method}); specc does not read this form",

@@ -21,7 +21,7 @@ from specc.errors import ModelError
 
 @dataclass(frozen=True)
 class RopeChoice:
-    """What was chosen: `text` for the provenance (empty if nothing was), `limit` positions it holds for (0: no limit)."""
+    """What was chosen: `text` for the provenance (empty if nothing was), for `limit` positions (0: no limit)."""
 
     text: str = ""
     limit: int = 0

@@ -48,12 +48,13 @@ def check_rows(program: SpeculativeProgram) -> None:
 
 
 def _run(node: fx.Node, values: dict[fx.Node, Any]) -> Any:
-    args = fx.map_arg(node.args, values.__getitem__)
+    args: Any = fx.map_arg(node.args, values.__getitem__)
     if node.target is ops.attention.default:
         query, value = args[0], args[2]
         repeated = value.repeat_interleave(query.shape[1] // value.shape[1], 1)
         return repeated.transpose(1, 2).contiguous()
-    return node.target(*args, **fx.map_arg(node.kwargs, values.__getitem__))  # type: ignore[operator]
+    run: Any = node.target
+    return run(*args, **fx.map_arg(node.kwargs, values.__getitem__))
 
 
 def _compare(node: fx.Node, value: Any) -> None:
@@ -70,7 +71,7 @@ def _compare(node: fx.Node, value: Any) -> None:
             continue
         raise ModelError(
             "SPECC-E0216",
-            f"rows meet outside attention: {node.target} gives a token another result between other neighbours",
+            f"rows meet outside attention: {node.target} depends on other rows",
             where=str(node.meta.get("layer", "")) or node.name,
             expected="rows that meet in attention alone, and positions taken from the input",
             found="a convolution, a recurrent state or positions that the model counts itself",

@@ -172,7 +172,7 @@ def _from_hub(spec: str) -> Path:
     except Exception as error:
         raise ModelError(
             "SPECC-E0210",
-            f"the model is not in the local cache and cannot be downloaded ({type(error).__name__})",
+            f"the model is not in the cache and cannot be downloaded ({type(error).__name__})",
             where=spec,
             cure="download it where there is a network (hf download ORG/NAME) and pass the folder",
         ) from error

@@ -49,8 +49,12 @@ def of_folder(folder: Path) -> TokenizerFiles:
                 )
             return TokenizerFiles(tokenizer.backend_tokenizer.to_str(), files, template)
         except Exception as error:
-            raise ModelError("SPECC-E0207", f"the tokenizer cannot be read: {error}",
-                             where=str(folder), cure="add the model's tokenizer.json") from error  # fmt: skip
+            raise ModelError(
+                "SPECC-E0207",
+                f"the tokenizer cannot be read: {error}",
+                where=str(folder),
+                cure="add the model's tokenizer.json",
+            ) from error
     return TokenizerFiles(None, files, template)
 
 
@@ -87,9 +91,9 @@ def of_gguf(file: GgufFile) -> TokenizerFiles:
     except Exception as error:
         raise ModelError(
             "SPECC-E0258",
-            f"the GGUF's tokenizer cannot be converted: {(str(error).splitlines() or [''])[0][:160]}",
+            f"the GGUF's tokenizer cannot be converted: {str(error)[:160]}",
             where=f"{file.path}: tokenizer.ggml.model = {file.meta.fields['tokenizer.ggml.model']}",
-            cure="put the model's tokenizer.json beside a Hugging Face folder of it, and compile that",
+            cure="compile the model's Hugging Face folder, with its tokenizer.json",
         ) from error
     template = file.meta.fields.get("tokenizer.chat_template")
     return TokenizerFiles(text, {"tokenizer_config.json": _config(file, text, template)}, template)

@@ -15,7 +15,9 @@ def test_a_draft_for_each_depth() -> None:
     rewritten = pass_(program).program
     toy.assert_same_target(program, rewritten)
     assert rewritten.contract.depths == (1,)
-    assert_expected_inline(toy.text(rewritten, "adapter", "draft_d1"), """\
+    assert_expected_inline(
+        toy.text(rewritten, "adapter", "draft_d1"),
+        """\
 fn adapter(%embedding: f32[T, 4], %hidden: f32[T, 4], %weight_2: f32[4, 4], %weight_3: f32[4, 4], %weight_4: f32[4]) {leaf}:
   %0 = aten.linear(%embedding, %weight_2, %weight_4) : f32[T, 4]
   %1 = aten.linear(%hidden, %weight_3) : f32[T, 4]
@@ -31,7 +33,8 @@ fn draft_d1(%tokens: i64[1], %positions: i64[1], %hidden: f32[1, 4]) {draft}:
   %6 = call head(%5, @head) : (f32[1, 6])
   %7 = %6[0] : f32[1, 6]
   return logits=%7, hidden=%3
-""")
+""",
+    )
 
 
 def test_a_draft_runs_the_last_layers_behind_the_adapter() -> None:
@@ -67,10 +70,13 @@ def test_refuses() -> None:
         (AttachAdapter({1: Adapter(SQUARE[:2], SQUARE, ROW)}), program),
         (AttachAdapter({1: Adapter(SQUARE, SQUARE, ROW[:2])}), program),
     ]
-    assert_expected_inline("\n".join(toy.refusal(*c) for c in cases), """\
+    assert_expected_inline(
+        "\n".join(toy.refusal(*c) for c in cases),
+        """\
 SPECC-E0330 attach-adapter: there is no target
 SPECC-E0330 attach-adapter: a tap is missing
 SPECC-E0356 attach-adapter: an adapter for depth 0 of [(4, 4), (4, 4), (4,)] does not fit
 SPECC-E0356 attach-adapter: an adapter for depth 2 of [(4, 4), (4, 4), (4,)] does not fit
 SPECC-E0356 attach-adapter: an adapter for depth 1 of [(2, 4), (4, 4), (4,)] does not fit
-SPECC-E0356 attach-adapter: an adapter for depth 1 of [(4, 4), (4, 4), (2,)] does not fit""")
+SPECC-E0356 attach-adapter: an adapter for depth 1 of [(4, 4), (4, 4), (2,)] does not fit""",
+    )

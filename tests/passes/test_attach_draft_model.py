@@ -13,7 +13,9 @@ def test_a_second_model_joins() -> None:
     toy.assert_twice_is_once(pass_, program)
     rewritten = pass_(program).program
     toy.assert_same_target(program, rewritten)
-    assert_expected_inline(toy.text(rewritten, "prefill", "draft_first", "draft"), """\
+    assert_expected_inline(
+        toy.text(rewritten, "prefill", "draft_first", "draft"),
+        """\
 fn prefill(%tokens: i64[T], %positions: i64[T]) {prefill}:
   %0 = call embed(%positions, %tokens, @table.0, @wte) : (f32[T, 4])
   %1 = %0[0] : f32[T, 4]
@@ -43,7 +45,8 @@ fn draft(%tokens: i64[1], %positions: i64[1]) {draft}:
   %4 = call draft.head(%3) : (f32[1, 6])
   %5 = %4[0] : f32[1, 6]
   return logits=%5
-""")
+""",
+    )
     new = sorted(set(rewritten.weights) - set(program.weights))
     assert new == ["constant.one", "draft.head", "draft.table.0", "draft.w0", "draft.wte"]
     assert [n for n in rewritten.state if n not in program.state] == ["drafter.k.0", "drafter.v.0"]
@@ -71,9 +74,12 @@ def test_refuses() -> None:
         (AttachDraftModel(unlike), prefilled),
         (AttachDraftModel(toy.wider_vocabulary(toy.drafter())), prefilled),
     ]
-    assert_expected_inline("\n".join(toy.refusal(*c) for c in cases), """\
+    assert_expected_inline(
+        "\n".join(toy.refusal(*c) for c in cases),
+        """\
 SPECC-E0330 attach-draft-model: there is no prefill
 SPECC-E0354 attach-draft-model: no drafter was given
 SPECC-E0330 attach-draft-model: target is one piece
 SPECC-E0330 attach-draft-model: the drafter has names of the target
-SPECC-E0355 attach-draft-model: target and drafter have different vocabularies""")
+SPECC-E0355 attach-draft-model: target and drafter have different vocabularies""",
+    )

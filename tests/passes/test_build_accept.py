@@ -10,7 +10,9 @@ def test_one_accept_for_each_k() -> None:
     program = toy.after("build-verify")
     toy.assert_twice_is_once(BuildAccept(), program)
     rewritten = BuildAccept()(program).program
-    assert_expected_inline(toy.text(rewritten, "accept_0", "accept_2"), """\
+    assert_expected_inline(
+        toy.text(rewritten, "accept_0", "accept_2"),
+        """\
 fn accept_0(%tokens: i64[1], %logits: f32[1, 6], %length: i64[1], %temperature: f64[1], %seed: i64[1]) {accept}:
   %0 = specc.accept(%tokens, %logits, %length, %temperature, %seed, 6) : (i64[1], i64[1])
   %1 = %0[0] : i64[1]
@@ -21,7 +23,8 @@ fn accept_2(%tokens: i64[3], %logits: f32[3, 6], %length: i64[1], %temperature: 
   %1 = %0[0] : i64[3]
   %2 = %0[1] : i64[1]
   return tokens=%1, accepted=%2
-""")
+""",
+    )
 
 
 def test_padding_of_the_head_is_never_chosen() -> None:

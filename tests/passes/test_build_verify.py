@@ -15,7 +15,9 @@ def test_one_verify_for_each_k() -> None:
     assert sorted(rewritten.functions) == [
         "embed", "head", "layer.0", "prefill", "verify_0", "verify_2", "verify_3",
     ]  # fmt: skip
-    assert_expected_inline(toy.text(rewritten, "verify_0", "verify_2"), """\
+    assert_expected_inline(
+        toy.text(rewritten, "verify_0", "verify_2"),
+        """\
 fn verify_0(%tokens: i64[1], %positions: i64[1]) {verify}:
   %0 = call embed(%positions, %tokens, @table.0, @wte) : (f32[1, 4])
   %1 = %0[0] : f32[1, 4]
@@ -36,7 +38,8 @@ fn verify_2(%tokens: i64[3], %positions: i64[3]) {verify}:
   %6 = call head(%5, @head) : (f32[3, 6])
   %7 = %6[0] : f32[3, 6]
   return logits=%7
-""")
+""",
+    )
 
 
 @pytest.mark.parametrize("k", [0, 2, 3])

@@ -16,11 +16,14 @@ def test_writes_the_contract_with_defaults() -> None:
         _line(DeclareDrafter("suffix")),
         _line(DeclareDrafter("draft_model", host=False)),
     ]
-    assert_expected_inline("\n".join(lines), """\
+    assert_expected_inline(
+        "\n".join(lines),
+        """\
 drafter none K=[0] on the host
 drafter ngram K=[0] on the host prompt_lookup_max=8 prompt_lookup_min=2
 drafter suffix K=[0] on the host max_spec_factor=1.0 max_tree_depth=24 min_token_prob=0.1
-drafter draft_model K=[0]""")
+drafter draft_model K=[0]""",
+    )
 
 
 def test_leaves_alone() -> None:
@@ -37,10 +40,13 @@ def test_refuses() -> None:
         DeclareDrafter("none", options={"prompt_lookup_max": 4}),
         DeclareDrafter("layerskip", host=False, options={"prompt_lookup_max": 4}),
     ]
-    assert_expected_inline("\n".join(toy.refusal(c, toy.empty()) for c in cases), """\
+    assert_expected_inline(
+        "\n".join(toy.refusal(c, toy.empty()) for c in cases),
+        """\
 SPECC-E0359 declare-drafter: there is no host drafter oracle
 SPECC-E0357 declare-drafter: ngram has no option prompt_lookup=3
 SPECC-E0357 declare-drafter: ngram has no option prompt_lookup_max=0
 SPECC-E0357 declare-drafter: ngram cannot look up 5 to 4 tokens
 SPECC-E0357 declare-drafter: none has no option prompt_lookup_max=4
-SPECC-E0357 declare-drafter: layerskip has no option prompt_lookup_max=4""")
+SPECC-E0357 declare-drafter: layerskip has no option prompt_lookup_max=4""",
+    )

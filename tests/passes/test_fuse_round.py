@@ -11,7 +11,9 @@ from tests.passes import toy
 def test_rounds_of_a_host_drafter() -> None:
     program = toy.after("plan-state")
     toy.assert_twice_is_once(FuseRound(), program)
-    assert_expected_inline(toy.text(FuseRound()(program).program, "round_0", "round_2"), """\
+    assert_expected_inline(
+        toy.text(FuseRound()(program).program, "round_0", "round_2"),
+        """\
 fn round_0(%root: i64[1], %length: i64[1], %temperature: f64[1], %seed: i64[1]) {round}:
   %0 = call verify_0(%root, %length) : (f32[1, 6])
   %1 = %0[0] : f32[1, 6]
@@ -28,12 +30,15 @@ fn round_2(%root: i64[1], %length: i64[1], %temperature: f64[1], %seed: i64[1], 
   %5 = %4[0] : i64[3]
   %6 = %4[1] : i64[1]
   return tokens=%5, accepted=%6
-""")
+""",
+    )
 
 
 def test_rounds_of_some_layers() -> None:
     program = toy.after("plan-state", method="layerskip")
-    assert_expected_inline(toy.text(FuseRound()(program).program, "round_2"), """\
+    assert_expected_inline(
+        toy.text(FuseRound()(program).program, "round_2"),
+        """\
 fn round_2(%root: i64[1], %length: i64[1], %temperature: f64[1], %seed: i64[1]) {round}:
   %0 = specc.positions(%length, 1, 0) : i64[1]
   %1 = call draft(%root, %0) : (f32[1, 6])
@@ -55,12 +60,15 @@ fn round_2(%root: i64[1], %length: i64[1], %temperature: f64[1], %seed: i64[1]) 
   %17 = %16[0] : i64[3]
   %18 = %16[1] : i64[1]
   return tokens=%17, accepted=%18
-""")
+""",
+    )
 
 
 def test_rounds_of_a_draft_model() -> None:
     program = toy.after("plan-state", method="draft_model")
-    assert_expected_inline(toy.text(FuseRound()(program).program, "round_2"), """\
+    assert_expected_inline(
+        toy.text(FuseRound()(program).program, "round_2"),
+        """\
 fn round_2(%root: i64[1], %length: i64[1], %temperature: f64[1], %seed: i64[1], %previous: i64[1]) {round}:
   %0 = specc.positions(%length, 1, 0) : i64[1]
   %1 = aten.cat([%previous, %root]) : i64[2]
@@ -84,7 +92,8 @@ fn round_2(%root: i64[1], %length: i64[1], %temperature: f64[1], %seed: i64[1], 
   %19 = %18[0] : i64[3]
   %20 = %18[1] : i64[1]
   return tokens=%19, accepted=%20
-""")
+""",
+    )
 
 
 def test_rounds_of_each_depth() -> None:
@@ -92,7 +101,9 @@ def test_rounds_of_each_depth() -> None:
     rewritten = FuseRound()(program).program
     rounds = [n for n, f in rewritten.functions.items() if f.role is Role.ROUND]
     assert rounds == ["round_0", "round_2_d1"]
-    assert_expected_inline(toy.text(rewritten, "round_2_d1"), """\
+    assert_expected_inline(
+        toy.text(rewritten, "round_2_d1"),
+        """\
 fn round_2_d1(%root: i64[1], %length: i64[1], %temperature: f64[1], %seed: i64[1], %tap_row: i64[1]) {round}:
   %0 = specc.row($tap.1, %tap_row) : f32[1, 4]
   %1 = specc.positions(%length, 1, 0) : i64[1]
@@ -117,7 +128,8 @@ fn round_2_d1(%root: i64[1], %length: i64[1], %temperature: f64[1], %seed: i64[1
   %20 = %19[0] : i64[3]
   %21 = %19[1] : i64[1]
   return tokens=%20, accepted=%21
-""")
+""",
+    )
 
 
 @pytest.mark.parametrize("method", ["ngram", "layerskip", "draft_model", "eagle:adaptive"])

@@ -13,7 +13,9 @@ def test_prefill_has_no_head() -> None:
     rewritten = GatherLogits(8)(program).program
     toy.assert_same_target(program, rewritten)
     assert rewritten.prefill_chunk == 8
-    assert_expected_inline(toy.text(rewritten, "prefill"), """\
+    assert_expected_inline(
+        toy.text(rewritten, "prefill"),
+        """\
 fn prefill(%tokens: i64[T], %positions: i64[T]) {prefill}:
   %0 = call embed(%positions, %tokens, @table.0, @wte) : (f32[T, 4])
   %1 = %0[0] : f32[T, 4]
@@ -22,7 +24,8 @@ fn prefill(%tokens: i64[T], %positions: i64[T]) {prefill}:
   %4 = call layer.0(%3, %positions, $target.k.1, $target.v.1, @w1) : (f32[T, 4])
   %5 = %4[0] : f32[T, 4]
   return 
-""")
+""",
+    )
 
 
 def test_prefill_fills_the_state_that_the_target_would() -> None:
@@ -41,7 +44,9 @@ def test_prefill_fills_the_state_that_the_target_would() -> None:
 
 
 def test_refuses() -> None:
-    assert toy.refusal(GatherLogits(), toy.empty()) == "SPECC-E0330 gather-logits: there is no target"
+    assert (
+        toy.refusal(GatherLogits(), toy.empty()) == "SPECC-E0330 gather-logits: there is no target"
+    )
     assert toy.refusal(GatherLogits(), toy.decoder()) == (
         "SPECC-E0330 gather-logits: target is one piece"
     )

@@ -1,4 +1,3 @@
-
 import pytest
 import torch
 from expecttest import assert_expected_inline
@@ -18,10 +17,15 @@ def test_attention_reads_a_cache() -> None:
     toy.assert_twice_is_once(MakeStateful(), program)
     rewritten = MakeStateful()(program).program
     toy.assert_same_target(program, rewritten)
-    assert_expected_inline("\n".join(map(str, rewritten.state.values())), """\
+    assert_expected_inline(
+        "\n".join(map(str, rewritten.state.values())),
+        """\
 state $target.k.0: f32[1, S, 4] (target kv_cache)
-state $target.v.0: f32[1, S, 4] (target kv_cache)""")
-    assert_expected_inline(toy.text(program), """\
+state $target.v.0: f32[1, S, 4] (target kv_cache)""",
+    )
+    assert_expected_inline(
+        toy.text(program),
+        """\
 fn target(%tokens: i64[T], %positions: i64[T]) {target}:
   %0 = aten.unsqueeze(%tokens, 0) : i64[1, T]
   %1 = aten.embedding(@wpe, %positions) : f32[T, 4]
@@ -35,8 +39,11 @@ fn target(%tokens: i64[T], %positions: i64[T]) {target}:
   %9 = aten.linear(%8, @head) : f32[1, T, 6]
   %10 = aten.select.int(%9, 0, 0) : f32[T, 6]
   return logits=%10
-""")
-    assert_expected_inline(toy.text(rewritten), """\
+""",
+    )
+    assert_expected_inline(
+        toy.text(rewritten),
+        """\
 fn target(%tokens: i64[T], %positions: i64[T]) {target}:
   %0 = aten.unsqueeze(%tokens, 0) : i64[1, T]
   %1 = aten.embedding(@wpe, %positions) : f32[T, 4]
@@ -59,7 +66,8 @@ fn target(%tokens: i64[T], %positions: i64[T]) {target}:
   %16 = aten.linear(%15, @head) : f32[1, T, 6]
   %17 = aten.select.int(%16, 0, 0) : f32[T, 6]
   return logits=%17
-""")
+""",
+    )
 
 
 @pytest.mark.parametrize("windows", [(2, 0), (1, 3), (0, 0)])
@@ -93,4 +101,6 @@ def test_the_owner_names_the_state() -> None:
 
 
 def test_refuses() -> None:
-    assert toy.refusal(MakeStateful(), toy.empty()) == "SPECC-E0330 make-stateful: there is no target"
+    assert (
+        toy.refusal(MakeStateful(), toy.empty()) == "SPECC-E0330 make-stateful: there is no target"
+    )

@@ -18,7 +18,9 @@ def test_layers_become_calls_of_one_leaf() -> None:
     rewritten = OutlineLayers()(program).program
     toy.assert_same_target(program, rewritten)
     assert rewritten.model.num_layers == 2
-    assert_expected_inline(toy.text(program), """\
+    assert_expected_inline(
+        toy.text(program),
+        """\
 fn target(%tokens: i64[T], %positions: i64[T]) {target}:
   %0 = aten.unsqueeze(%tokens, 0) : i64[1, T]
   %1 = aten.index_select(@table.0, 0, %positions) : f32[T, 4]
@@ -55,8 +57,11 @@ fn target(%tokens: i64[T], %positions: i64[T]) {target}:
   %28 = aten.linear(%27, @head) : f32[1, T, 6]
   %29 = aten.select.int(%28, 0, 0) : f32[T, 6]
   return logits=%29
-""")
-    assert_expected_inline(toy.text(rewritten), """\
+""",
+    )
+    assert_expected_inline(
+        toy.text(rewritten),
+        """\
 fn target(%tokens: i64[T], %positions: i64[T]) {target}:
   %0 = call embed(%positions, %tokens, @table.0, @wte) : (f32[T, 4])
   %1 = %0[0] : f32[T, 4]
@@ -97,7 +102,8 @@ fn head(%x: f32[T, 4], %weight_1: f32[6, 4]) {leaf}:
   %1 = aten.linear(%0, %weight_1) : f32[1, T, 6]
   %2 = aten.select.int(%1, 0, 0) : f32[T, 6]
   return logits=%2
-""")
+""",
+    )
 
 
 @pytest.mark.parametrize(
@@ -108,7 +114,9 @@ def test_a_leaf_for_each_kind_of_layer(windows: tuple[int, ...], leaves: str) ->
     program = toy.after("make-stateful", toy.decoder(len(windows), windows=windows))
     rewritten = OutlineLayers()(program).program
     toy.assert_same_target(program, rewritten)
-    calls = [str(n.target) for n in rewritten.functions["target"].graph.nodes if n.op == "call_module"]
+    calls = [
+        str(n.target) for n in rewritten.functions["target"].graph.nodes if n.op == "call_module"
+    ]
     assert calls == ["embed", *(f"layer.{k}" for k in leaves.split()), "head"]
 
 
@@ -123,7 +131,10 @@ def test_taps_do_not_stop_a_second_run() -> None:
 
 
 def test_refuses() -> None:
-    assert toy.refusal(OutlineLayers(), toy.empty()) == "SPECC-E0330 outline-layers: there is no target"
+    assert (
+        toy.refusal(OutlineLayers(), toy.empty())
+        == "SPECC-E0330 outline-layers: there is no target"
+    )
     assert toy.refusal(OutlineLayers(), toy.decoder()) == (
         "SPECC-E0330 outline-layers: the target has no state yet"
     )

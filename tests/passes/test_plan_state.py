@@ -15,13 +15,16 @@ def test_every_buffer_gets_bytes_and_a_zone() -> None:
         for b in PlanState(16)(toy.after("build-accept", method=method)).program.state.values()
         if ".v." not in b.name
     ]
-    assert_expected_inline("\n".join(both), """\
+    assert_expected_inline(
+        "\n".join(both),
+        """\
 state $target.k.0: f32[1, 16, 4] (target kv_cache, zone target)
 state $target.k.1: f32[1, 16, 4] (target kv_cache, zone target)
 state $drafter.k.0: f32[1, 16, 4] (drafter kv_cache, zone drafter)
 state $target.k.0: f32[1, 16, 4] (target kv_cache, zone target)
 state $target.k.1: f32[1, 16, 4] (target kv_cache, zone target)
-state $tap.1: f32[8, 4] (drafter hidden_states, zone taps)""")
+state $tap.1: f32[8, 4] (drafter hidden_states, zone taps)""",
+    )
 
 
 def test_no_open_size_is_left() -> None:

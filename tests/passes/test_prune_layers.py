@@ -16,7 +16,9 @@ def test_a_draft_of_some_layers() -> None:
     rewritten = pass_(program).program
     toy.assert_same_target(program, rewritten)
     assert rewritten.contract.layers == (0, 2)
-    assert_expected_inline(toy.text(rewritten, "draft"), """\
+    assert_expected_inline(
+        toy.text(rewritten, "draft"),
+        """\
 fn draft(%tokens: i64[1], %positions: i64[1]) {draft}:
   %0 = call embed(%positions, %tokens, @table.0, @wte) : (f32[1, 4])
   %1 = %0[0] : f32[1, 4]
@@ -27,7 +29,8 @@ fn draft(%tokens: i64[1], %positions: i64[1]) {draft}:
   %6 = call head(%5, @head) : (f32[1, 6])
   %7 = %6[0] : f32[1, 6]
   return logits=%7
-""")
+""",
+    )
 
 
 def test_the_draft_is_the_model_without_the_other_layers() -> None:
@@ -53,7 +56,10 @@ def test_refuses_layers(layers: tuple[int, ...]) -> None:
 
 
 def test_refuses() -> None:
-    assert toy.refusal(PruneLayers((0,)), toy.empty()) == "SPECC-E0330 prune-layers: there is no target"
+    assert (
+        toy.refusal(PruneLayers((0,)), toy.empty())
+        == "SPECC-E0330 prune-layers: there is no target"
+    )
     assert toy.refusal(PruneLayers((0,)), toy.decoder()) == (
         "SPECC-E0330 prune-layers: target is one piece"
     )

@@ -32,7 +32,9 @@ def _norm(builder: Builder, x: fx.Node) -> fx.Node:
 
 
 def _mlp(builder: Builder, x: fx.Node) -> fx.Node:
-    return builder.op(aten.tanh.default, builder.op(aten.linear.default, x, toy.weight(builder, "e", EYE)))
+    return builder.op(
+        aten.tanh.default, builder.op(aten.linear.default, x, toy.weight(builder, "e", EYE))
+    )
 
 
 def _add(builder: Builder, x: fx.Node, y: fx.Node) -> fx.Node:
@@ -80,7 +82,9 @@ def _model(layer, count: int, last=None) -> SpeculativeProgram:  # type: ignore[
             before = set(builder.graph.nodes)
             x = (last if last and j == count - 1 else layer)(builder, x, j)
             for node in set(builder.graph.nodes) - before:
-                node.meta["layer"] = f"layers.{j}.self_attn" if "attention" in str(node.target) else f"layers.{j}"
+                node.meta["layer"] = (
+                    f"layers.{j}.self_attn" if "attention" in str(node.target) else f"layers.{j}"
+                )
         x = builder.op(aten.linear.default, _norm(builder, x), toy.weight(builder, "e", EYE))
         return builder.op(aten.select.int, x, 0, 0)
 
@@ -94,7 +98,9 @@ def test_equal_layers_are_one_leaf(layer, count: int) -> None:  # type: ignore[n
     rewritten = OutlineLayers()(toy.after("make-stateful", program)).program
     toy.assert_same_target(program, rewritten)
     assert sorted(rewritten.functions) == ["embed", "head", "layer.0", "target"]
-    head = [str(n.target) for n in rewritten.functions["head"].graph.nodes if n.op == "call_function"]
+    head = [
+        str(n.target) for n in rewritten.functions["head"].graph.nodes if n.op == "call_function"
+    ]
     assert head == [
         "aten.unsqueeze.default", "aten.native_layer_norm.default", "<built-in function getitem>",
         "aten.linear.default", "aten.select.int",

@@ -43,7 +43,9 @@ def test_cosines_become_a_table() -> None:
     toy.assert_twice_is_once(pass_, program)
     rewritten = pass_(program).program
     toy.assert_same_target(program, rewritten)
-    assert_expected_inline(toy.text(program), """\
+    assert_expected_inline(
+        toy.text(program),
+        """\
 fn target(%tokens: i64[T], %positions: i64[T]) {target}:
   %0 = aten.embedding(@e, %tokens) : f32[T, 2]
   %1 = aten.unsqueeze(%0, 0) : f32[1, T, 2]
@@ -54,8 +56,11 @@ fn target(%tokens: i64[T], %positions: i64[T]) {target}:
   %6 = aten.mul.Tensor(%1, %5) : f32[1, T, 2]
   %7 = aten.select.int(%6, 0, 0) : f32[T, 2]
   return logits=%7
-""")
-    assert_expected_inline(toy.text(rewritten), """\
+""",
+    )
+    assert_expected_inline(
+        toy.text(rewritten),
+        """\
 fn target(%tokens: i64[T], %positions: i64[T]) {target}:
   %0 = aten.embedding(@e, %tokens) : f32[T, 2]
   %1 = aten.unsqueeze(%0, 0) : f32[1, T, 2]
@@ -64,7 +69,8 @@ fn target(%tokens: i64[T], %positions: i64[T]) {target}:
   %4 = aten.mul.Tensor(%1, %3) : f32[1, T, 2]
   %5 = aten.select.int(%4, 0, 0) : f32[T, 2]
   return logits=%5
-""")
+""",
+    )
     want = torch.cos(torch.arange(16)[:, None] * FREQUENCIES)
     assert torch.equal(rewritten.weights["table.0"].load().reshape(16, 2), want)
 
@@ -117,7 +123,9 @@ def test_refuses() -> None:
             aten.unsqueeze.default,
             builder.op(
                 aten.sum.dim_IntList,
-                builder.op(aten.mul.Tensor, builder.op(aten.unsqueeze.default, positions, 1), positions),
+                builder.op(
+                    aten.mul.Tensor, builder.op(aten.unsqueeze.default, positions, 1), positions
+                ),
                 [0],
             ),
             1,

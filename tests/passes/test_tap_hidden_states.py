@@ -15,11 +15,14 @@ def test_what_enters_a_layer_is_copied() -> None:
     toy.assert_same_target(program, rewritten)
     assert rewritten.contract.taps == (0, 2)
     assert_expected_inline(
-        "\n".join(str(b) for b in rewritten.state.values() if "tap" in b.name), """\
+        "\n".join(str(b) for b in rewritten.state.values() if "tap" in b.name),
+        """\
 state $tap.0: f32[8, 4] (drafter hidden_states)
-state $tap.2: f32[8, 4] (drafter hidden_states)"""
+state $tap.2: f32[8, 4] (drafter hidden_states)""",
     )
-    assert_expected_inline(toy.text(rewritten, "target"), """\
+    assert_expected_inline(
+        toy.text(rewritten, "target"),
+        """\
 fn target(%tokens: i64[T], %positions: i64[T]) {target}:
   %0 = call embed(%positions, %tokens, @table.0, @wte) : (f32[T, 4])
   %1 = %0[0] : f32[T, 4]
@@ -32,7 +35,8 @@ fn target(%tokens: i64[T], %positions: i64[T]) {target}:
   %6 = call head(%5, @head) : (f32[T, 6])
   %7 = %6[0] : f32[T, 6]
   return logits=%7
-""")
+""",
+    )
 
 
 def test_a_tap_holds_the_hidden_state_of_its_index() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-
 from dataclasses import replace
 
 import torch
@@ -13,7 +12,6 @@ from specc.errors import PassError
 from specc.ir import (
     Function,
     ModelInfo,
-    Owner,
     Role,
     SpeculativeProgram,
     TensorType,
@@ -93,7 +91,9 @@ def adapters(*depths: int) -> dict[int, Adapter]:
     }
 
 
-def after(name: str, program: SpeculativeProgram | None = None, method: str = "ngram") -> SpeculativeProgram:
+def after(
+    name: str, program: SpeculativeProgram | None = None, method: str = "ngram"
+) -> SpeculativeProgram:
     """`program` (a decoder of 2 layers) after the pass `name` of the pipeline for `method`."""
     program = program or decoder()
     pipeline = {
@@ -167,9 +167,6 @@ def refusal(pass_: Pass, program: SpeculativeProgram) -> str:
 
 def empty() -> SpeculativeProgram:
     return SpeculativeProgram("empty", ModelInfo("toy", VOCAB, HIDDEN, 0, POSITIONS))
-
-
-
 
 
 def wider_vocabulary(program: SpeculativeProgram) -> SpeculativeProgram:

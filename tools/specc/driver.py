@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
@@ -194,7 +195,7 @@ def _tokenizer(imported: ImportedModel, progress: Progress) -> TokenizerFiles:
     from specc.ir.importers.tokenizer import compile_tokenizer
 
     with progress.phase("compile tokenizer"):
-        compiled = compile_tokenizer(imported.tokenizer_json)
+        compiled = compile_tokenizer(json.loads(imported.tokenizer_json))
     reference = Tokenizer.from_str(imported.tokenizer_json)
     bos = imported.program.model.bos_token_id
     first = reference.encode("a", add_special_tokens=True).ids[:1]

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tiny_models import FAMILIES, VOCABULARY, eager_logits, tiny
 
 from specc.errors import ModelError
 from specc.ir import check
 from specc.ir.dialect import ops
 from specc.ir.evaluate import evaluate
+from specc.ir.importers import attention
 from specc.ir.importers.huggingface import import_model
 from specc.ir.program import SpeculativeProgram
-from tiny_models import FAMILIES, VOCABULARY, eager_logits, tiny
 
 ROWS = 24
 
@@ -72,3 +73,39 @@ def test_dynamic_rope_is_refused_beyond_its_length() -> None:
     with pytest.raises(ModelError, match="SPECC-E0205") as error:
         import_model(tiny(kind, **values), "m", 65)
     assert "--max-model-len 64" in error.value.cure
+
+
+class Unusual(torch.nn.Module):
+    layer_idx = 3
+
+
+def test_unknown_argument_of_attention_is_named() -> None:
+    x = torch.zeros(1, 2, 4, 8)
+    with pytest.raises(ModelError, match="SPECC-E0211") as error:
+        attention._attention(Unusual(), x, x, x, torch.tensor(0), position_bias=x)
+    assert "position_bias" in str(error.value)
+    assert "layer 3 (Unusual)" in error.value.where
+    with pytest.raises(ModelError, match="SPECC-E0212"):
+        attention._attention(Unusual(), x, x, x, None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "code"),
+    [
+        ("falcon", {}, "SPECC-E0203"),
+        ("bloom", {"n_head": 4}, "SPECC-E0203"),
+        ("mamba", {}, "SPECC-E0203"),
+        ("lfm2", {}, "SPECC-E0203"),
+        ("llama4_text", {"head_dim": 8, "num_local_experts": 2}, "SPECC-E0203"),
+        ("deepseek_v3", {
+            "num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8,
+            "qk_nope_head_dim": 8, "v_head_dim": 8, "n_routed_experts": 4, "n_group": 1,
+            "topk_group": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+        }, "SPECC-E0224"),
+    ],
+)  # fmt: skip
+def test_refused_by_name(kind: str, values: dict[str, object], code: str) -> None:
+    with pytest.raises(ModelError, match=code) as error:
+        import_model(tiny(kind, **values), kind)
+    assert error.value.where
+    assert error.value.cure
