@@ -59,6 +59,21 @@ class Plan:
         }
 
 
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Plan:
+        """The inverse of `as_json`."""
+        return cls(
+            *(
+                tuple(Value(v["name"], TensorType(v["dtype"], tuple(v["shape"]))) for v in data[side])
+                for side in ("inputs", "outputs")
+            ),
+            tuple(
+                Instruction(i["entry"], tuple(i["in"]), tuple(i["out"]), tuple(i.get("attrs", ())))
+                for i in data["plan"]
+            ),
+        )
+
+
 def _value(value: Value) -> dict[str, Any]:
     return {"name": value.name, "dtype": value.type.dtype, "shape": list(value.type.shape)}
 

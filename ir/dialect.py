@@ -1,29 +1,27 @@
-"""The specc dialect: the few operations that ATen lacks, each with a fake and an eager reference
-implementation.
+"""The specc dialect: the few operations that ATen lacks, each fake and eager.
 
-Shapes: T rows, Hq/Hkv query/key-value heads, D head width, S cache positions, V vocabulary, K
-drafts. All positions are absolute. Reference implementations are plain and slow on purpose:
+Shapes: T rows, Hq/Hkv query/key-value heads, D head width, S positions, V vocabulary, K drafts.
+All positions are absolute. Reference implementations are plain and slow on purpose:
 backends are tested against them.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-_library = torch.library.Library("specc", "DEF")
+_library = torch.library.Library("specc", "DEF")  # type: ignore[no-untyped-call]
 
 
 def _op(schema: str, fake: Callable[..., object]) -> Callable[[Callable[..., object]], None]:
     name = schema.split("(")[0]
-    _library.define(schema)
+    _library.define(schema)  # type: ignore[no-untyped-call]
     torch.library.register_fake(f"specc::{name}", fake, lib=_library)
 
     def register(eager: Callable[..., object]) -> None:
-        _library.impl(name, eager, "CompositeExplicitAutograd")
+        _library.impl(name, eager, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
 
     return register
 
@@ -31,8 +29,7 @@ def _op(schema: str, fake: Callable[..., object]) -> Callable[[Callable[..., obj
 def _attend(
     q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, scale: float, window: int, softcap: float
 ) -> Tensor:
-    """Softmax attention of one query q [Hq, D] at the last of k [Hkv, n, D], v [Hkv, n, Dv] -> [Hq,
-    Dv].
+    """One query q [Hq, D] at the last row of k [Hkv, n, D], v [Hkv, n, Dv] -> [Hq, Dv].
 
     Row by row, so that a result cannot depend on rows it does not see, NaN or not, nor on how many
     share the call.
@@ -51,8 +48,8 @@ def _attend(
 
 
 @_op(
-    "attention(Tensor q, Tensor k, Tensor v, Tensor? sinks, float scale, int window, float softcap, "
-    "int layer) -> Tensor",
+    "attention(Tensor q, Tensor k, Tensor v, Tensor? sinks, float scale, int window, "
+    "float softcap, int layer) -> Tensor",
     lambda q, k, v, sinks, scale, window, softcap, layer: q.new_empty(
         q.shape[0], q.shape[2], q.shape[1], v.shape[3]
     ),
@@ -61,7 +58,7 @@ def _attention(
     q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, scale: float, window: int,
     softcap: float, layer: int,
 ) -> Tensor:  # fmt: skip
-    """Causal attention before there is state. q [1, Hq, T, D], k, v [1, Hkv, T, D] -> [1, T, Hq, Dv]."""
+    """Causal, before there is state. q [1, Hq, T, D], k, v [1, Hkv, T, D] -> [1, T, Hq, Dv]."""
     rows = [
         _attend(q[0, :, t], k[0, :, : t + 1], v[0, :, : t + 1], sinks, scale, window, softcap)
         for t in range(q.shape[2])
@@ -74,19 +71,19 @@ def _attention(
     lambda window, chunk: torch.empty((), dtype=torch.int64),
 )
 def _mask(window: int, chunk: int) -> Tensor:
-    """Stands for an attention mask while a model is traced; importers read its numbers, then drop it."""
+    """Stands for a mask while a model is traced; importers read its numbers, then drop it."""
     return torch.tensor(window)
 
 
 @_op("masked_by(Tensor x, Tensor mask) -> Tensor", lambda x, mask: torch.empty_like(x))
 def _masked_by(x: Tensor, mask: Tensor) -> Tensor:
-    """x: [1, T, Hq, Dv] attention output. Says which mask the attention was asked to use; importers drop it."""
+    """Says which mask gave the attention output x [1, T, Hq, Dv]; importers drop it."""
     return x.clone()
 
 
 @_op("cache_write(Tensor(a!) cache, Tensor rows, Tensor positions) -> ()", lambda c, r, p: None)
 def _cache_write(cache: Tensor, rows: Tensor, positions: Tensor) -> None:
-    """cache [Hkv, S, D] at `positions` [T] := rows [T, Hkv, D]."""
+    """Set cache [Hkv, S, D] at `positions` [T] to rows [T, Hkv, D]."""
     cache.index_copy_(1, positions, rows.transpose(0, 1).contiguous())
 
 
@@ -101,7 +98,7 @@ def _cached_attention(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, positions: Tensor, scale: float, window: int,
     softcap: float, sinks: Tensor | None,
 ) -> Tensor:  # fmt: skip
-    """q [T, Hq, D] on caches [Hkv, S, D]; row t sees cache rows up to positions[t] -> [T, Hq, Dv]."""
+    """Row t of q [T, Hq, D] sees rows up to positions[t] of caches [Hkv, S, D] -> [T, Hq, Dv]."""
     rows = [
         _attend(row, k_cache[:, :end], v_cache[:, :end], sinks, scale, window, softcap)
         for row, end in zip(q, (positions + 1).tolist(), strict=True)
@@ -114,13 +111,13 @@ def _cached_attention(
     lambda start, count, offset: start.new_empty(count),
 )
 def _positions(start: Tensor, count: int, offset: int) -> Tensor:
-    """start [1] -> [count]: start + offset, start + offset + 1, ...; negatives become 0."""
+    """From start [1]: [count] positions start + offset, ...; negatives become 0."""
     return (start + offset + torch.arange(count)).clamp_min(0)
 
 
 @_op("row(Tensor x, Tensor index) -> Tensor", lambda x, index: x.new_empty(1, *x.shape[1:]))
 def _row(x: Tensor, index: Tensor) -> Tensor:
-    """x [T, ...], index [1] -> [1, ...]; the index is clamped to the rows."""
+    """Row index [1] of x [T, ...] -> [1, ...]; the index is clamped to the rows."""
     return x.index_select(0, index.clamp(0, x.shape[0] - 1))
 
 
@@ -129,7 +126,7 @@ def _row(x: Tensor, index: Tensor) -> Tensor:
     lambda logits, vocab_size: logits.new_empty(logits.shape[0], dtype=torch.int64),
 )
 def _argmax(logits: Tensor, vocab_size: int) -> Tensor:
-    """logits [T, V] -> [T] best id below vocab_size; the lowest id wins a tie."""
+    """For logits [T, V] the best id below vocab_size [T]; the lowest id wins a tie."""
     best = logits[:, :vocab_size].max(-1, keepdim=True).values
     return (logits[:, :vocab_size] == best).to(torch.int8).argmax(-1)
 
@@ -152,7 +149,7 @@ def splitmix64(x: int) -> int:
 
 
 def gumbel(seed: int, position: int, vocab_size: int) -> Tensor:
-    """f64[vocab_size] noise of the token at absolute `position`: a function of (seed, position, id) alone."""
+    """Noise f64[vocab_size] of a token: a function of (seed, absolute position, id) alone."""
     base = splitmix64(splitmix64(seed & _MASK) ^ position)
     uniform = [((splitmix64(base ^ v) >> 11) + 0.5) * 2.0**-53 for v in range(vocab_size)]
     return -torch.log(-torch.log(torch.tensor(uniform, dtype=torch.float64)))

@@ -28,7 +28,7 @@ def fresh_state(program: SpeculativeProgram, positions: int | None = None) -> St
 def evaluate(
     program: SpeculativeProgram, function: str, inputs: Sequence[torch.Tensor], state: State
 ) -> list[torch.Tensor]:
-    """Run `function` on `inputs`, writing to `state`. Weights are loaded when first used and kept for the call."""
+    """Run `function` on `inputs`, writing to `state`. A weight is loaded once for the call."""
     with torch.no_grad():
         return _run(program, function, inputs, state, {})
 

@@ -74,7 +74,7 @@ def backward_slice(result: fx.Node) -> fx.Graph:
 
 
 def copy_graph(graph: fx.Graph) -> tuple[fx.Graph, dict[fx.Node, fx.Node]]:
-    """A copy that may be changed, and the map of old nodes to new ones. The output node is copied too."""
+    """A copy that may be changed, output node included, and the map of old nodes to new ones."""
     new = fx.Graph()
     mapping: dict[fx.Node, fx.Node] = {}
     for node in graph.nodes:
@@ -85,7 +85,8 @@ def copy_graph(graph: fx.Graph) -> tuple[fx.Graph, dict[fx.Node, fx.Node]]:
 
 def output_of(graph: fx.Graph) -> fx.Node:
     """The output node."""
-    return next(n for n in reversed(graph.nodes) if n.op == "output")
+    found: fx.Node = next(n for n in reversed(graph.nodes) if n.op == "output")
+    return found
 
 
 def results_of(graph: fx.Graph) -> tuple[fx.Node, ...]:
@@ -123,7 +124,7 @@ class Builder:
         return self._references[target]
 
     def op(self, target: Any, *args: Argument, type_: TensorType | None = None) -> fx.Node:
-        """A call of an operation that returns one tensor (or none). Without a type, see `infer_types`."""
+        """A call of an operation with one result or none. Without a type, see `infer_types`."""
         node = self.graph.call_function(target, args)
         node.meta["type"] = type_
         return node
@@ -137,7 +138,7 @@ class Builder:
     def call(
         self, function: Function, args: Iterable[fx.Node], rows: int | None = None
     ) -> list[fx.Node]:
-        """A call of another function; `rows` replaces T in its result types. Returns its results."""
+        """A call of another function; `rows` replaces T in the types of its results, returned."""
         node = self.graph.create_node("call_module", function.name, tuple(args))
         dims: Mapping[str, int] = {} if rows is None else {"T": rows}
         types = [

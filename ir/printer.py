@@ -40,7 +40,7 @@ def _drafter(contract: Contract) -> str:
 
 
 def function_lines(function: Function) -> Iterator[str]:
-    """One function: its signature, then a line per operation. Values are numbered in order of appearance."""
+    """One function: its signature, then a line per operation, with values numbered in order."""
     names: dict[fx.Node, str] = {}
     counter = itertools.count()
     for node in function.graph.nodes:
@@ -60,7 +60,8 @@ def function_lines(function: Function) -> Iterator[str]:
         elif node.op == "output":
             values = node.args[0] if isinstance(node.args[0], (tuple, list)) else (node.args[0],)
             pairs = zip(function.outputs, values, strict=True)
-            yield f"  return {', '.join(f'{o}={_argument(v, names)}' for o, v in pairs)}"
+            results = ", ".join(f"{o}={_argument(v, names)}" for o, v in pairs)
+            yield f"  return {results}".rstrip()
 
 
 def _statement(node: fx.Node, names: dict[fx.Node, str]) -> str:

@@ -19,22 +19,25 @@ def content_hash(tensor: torch.Tensor) -> str:
     """SHA-256 over type and bytes: equal tensors have equal hashes whatever they are called."""
     data = tensor.detach().contiguous().cpu()
     digest = hashlib.sha256(str(TensorType.of(data)).encode())
-    digest.update(data.reshape(-1).view(torch.uint8).numpy())
+    digest.update(data.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
 @dataclass(frozen=True, eq=False)
 class Weight:
-    """A constant tensor. `load` returns it (mapped or computed); it is never written to. Compared by identity."""
+    """A constant tensor, compared by identity.
+
+    `load` returns it (mapped or computed); it is never written to.
+    """
 
     type: TensorType
     load: Callable[[], torch.Tensor] = field(repr=False)
     derivation: str = ""
-    """How a derived weight came about, from its sources' keys; empty for one with content of its own."""
+    """How a derived weight came about, from its sources' keys; empty for content of its own."""
 
     @cached_property
     def key(self) -> str:
-        """Identity of the content: its hash, or the hash of its derivation where the sources are known."""
+        """Identity of the content: its hash, or the hash of its derivation from known sources."""
         if self.derivation:
             return hashlib.sha256(self.derivation.encode()).hexdigest()
         return content_hash(self.load())
@@ -53,7 +56,7 @@ class Weight:
 
 
 class WeightStore(Mapping[str, Weight]):
-    """Immutable mapping of names to weights. Names with equal content have equal keys, and are saved once."""
+    """Immutable mapping of names to weights. Equal contents have equal keys and are saved once."""
 
     def __init__(self, weights: Mapping[str, Weight] | None = None) -> None:
         self._weights = dict(weights or {})

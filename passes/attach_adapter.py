@@ -21,7 +21,7 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Adapter:
-    """h = embed @ x.T + hidden @ h.T + bias predicts what enters the first layer that runs. x, h [H, H], bias [H]."""
+    """embedding @ x + hidden @ h + bias predicts what enters the first layer that runs."""
 
     embedding: torch.Tensor
     hidden: torch.Tensor

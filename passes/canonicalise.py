@@ -33,7 +33,7 @@ _IDENTITIES = {
     aten._to_copy.default, aten.to.dtype, aten.expand.default, aten.reshape.default,
     aten.slice.Tensor,
 }  # fmt: skip
-"""Operations that change nothing when result and source have the same type (dropout: it is not training)."""
+"""What changes nothing when result and source have the same type (dropout: not training)."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ def _write_linear(program: SpeculativeProgram, graph: fx.Graph, weights: dict[st
 def _transposed(
     program: SpeculativeProgram, graph: fx.Graph, matrix: Any, weights: dict[str, Weight]
 ) -> fx.Node | None:
-    """A reference to the transpose of a two-dimensional weight, or None if `matrix` is something else."""
+    """A reference to the transpose of a matrix weight, or None if `matrix` is something else."""
     if _is_transpose(matrix):
         inner: fx.Node = matrix.args[0]
         return inner if weight_name(inner) is not None and len(type_of(inner).shape) == 2 else None
@@ -178,14 +178,12 @@ def _bytes(node: fx.Node) -> int:
 def _fold_constants(
     program: SpeculativeProgram, graph: fx.Graph, weights: dict[str, Weight]
 ) -> int:
-    """Case 4, one weight for each maximal constant subgraph. Large ones that outgrow their sources stay."""
+    """Case 4, a weight for each maximal constant subgraph but large ones that outgrow theirs."""
     constant: set[fx.Node] = set()
     for node in graph.nodes:
-        if weight_name(node) is not None:
+        computed = node.op == "call_function" and constant.issuperset(node.all_input_nodes)
+        if computed or weight_name(node) is not None:
             constant.add(node)
-        elif node.op == "call_function" and "T" not in str(node.meta["type"]):
-            if all(source in constant for source in node.all_input_nodes):
-                constant.add(node)
     changes = 0
     for node in list(graph.nodes):
         wanted = node in constant and node.op == "call_function"

@@ -25,7 +25,8 @@ HOST_OPTIONS: Mapping[str, Mapping[str, tuple[float, float, float]]] = {
 class DeclareDrafter(Pass):
     """Set the contract's kind and options.
 
-    Before: drafter none                                After: drafter ngram {prompt_lookup_max: 4, ...}
+    Before: drafter none
+    After:  drafter ngram prompt_lookup_max=4 prompt_lookup_min=2
     """
 
     name: ClassVar[str] = "declare-drafter"

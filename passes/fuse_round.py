@@ -25,8 +25,8 @@ class FuseRound(Pass):
     Before: draft, verify_K and accept_K, each called by the host
     After:  the same, and round_K(root, length, temperature, seed, ...) -> (tokens[K+1], accepted)
 
-        1. draft: K tokens, from the drafter's functions, or an input where the drafter is on the
-        host 2. verify_K on root and drafts at positions length .. length + K
+        1. draft: K tokens, from the drafter's functions, or an input where it is on the host
+        2. verify_K on root and drafts at positions length .. length + K
         3. accept_K
 
     Commit is the host's: it adds accepted + 1 to the length. A drafter chooses by the same rule and

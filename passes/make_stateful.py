@@ -29,7 +29,7 @@ class MakeStateful(Pass):
             o = cached_attention(q', $k.0, $v.0, positions)
 
     Attentions on the same keys and values (layers that share them) share one cache. Rows beyond the
-    committed length may hold anything: attention reads position p's row only for queries at p or later.
+    committed length may hold anything: position p's row is read only by queries at p or later.
     """
 
     name: ClassVar[str] = "make-stateful"
@@ -66,7 +66,7 @@ class MakeStateful(Pass):
     def _cache(
         self, graph: fx.Graph, node: fx.Node, positions: fx.Node, number: int
     ) -> tuple[list[StateBuffer], list[fx.Node]]:
-        """Write the keys and values of the attention `node` to state; the buffers, and references to them."""
+        """Write keys and values of the attention `node` to state: buffers, references to them."""
         buffers, caches = [], []
         for letter, rows in zip(("k", "v"), node.args[1:3], strict=True):
             assert isinstance(rows, fx.Node)

@@ -1,4 +1,4 @@
-"""Cut the target into leaves: what comes before the layers, one leaf per kind of layer, and the head."""
+"""Cut the target into leaves: the embedding, one for each kind of layer, and the head."""
 
 from __future__ import annotations
 

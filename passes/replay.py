@@ -1,4 +1,4 @@
-"""Write a model's calls again inside another function, for another number of rows, with layers or the head left out."""
+"""Write a model's calls again in another function, with other rows, or layers or head left out."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Part:
 
 
 def parts_of(program: SpeculativeProgram, name: str = "target") -> list[Part]:
-    """The calls of the target, or of a function made from it, in order. Raises PassError before outline-layers."""
+    """The calls of a target, or of a function made of one. PassError before outline-layers."""
     need(name in program.functions, f"there is no {name}", "an importer")
     calls = [n for n in program.functions[name].graph.nodes if n.op == "call_module"]
     need(calls, f"{name} is one piece", "outline-layers")
@@ -33,8 +33,9 @@ def parts_of(program: SpeculativeProgram, name: str = "target") -> list[Part]:
 
 def replay(
     builder: Builder, program: SpeculativeProgram, function: str, inputs: dict[str, fx.Node],
-    rows: int | None, *, layers: Collection[int] | None = None, head: bool = True, taps: bool = True,
-    stream: Callable[[fx.Node], fx.Node] | None = None, head_row: fx.Node | None = None,
+    rows: int | None, *, layers: Collection[int] | None = None, head: bool = True,
+    taps: bool = True, stream: Callable[[fx.Node], fx.Node] | None = None,
+    head_row: fx.Node | None = None,
 ) -> fx.Node | None:  # fmt: skip
     """Append the body of `function` to `builder`; returns its logits, or None without the head.
 
@@ -85,7 +86,7 @@ def _call(
     builder: Builder, program: SpeculativeProgram, node: fx.Node, values: dict[fx.Node, fx.Node],
     rows: int | None, only_row: fx.Node | None,
 ) -> None:  # fmt: skip
-    args = [values[a] for a in node.args]
+    args = [values[a] for a in node.args if isinstance(a, fx.Node)]
     if only_row is not None:
         one = TensorType(type_of(args[0]).dtype, (1, *type_of(args[0]).shape[1:]))
         args[0], rows = builder.op(ops.row.default, args[0], only_row, type_=one), 1

@@ -8,6 +8,7 @@ alone (looked-up cosines) are shared by all.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import torch
 from torch import fx
@@ -24,8 +25,8 @@ aten = torch.ops.aten
 class Segment:
     """Consecutive operations.
 
-    `part` is embed, layer or head; `layer` counts layers, `kind` kinds of layers. `stream_in` and `stream_out` are the residual stream's values at the two ends (None at the
-    program's ends).
+    `part` is embed, layer or head; `layer` counts layers, `kind` kinds of layers.
+    `stream_in` is the residual stream's value at the beginning (None at the program's).
     """
 
     part: str
@@ -70,7 +71,7 @@ def _input_rank(node: fx.Node) -> int:
 
 
 def cut(graph: fx.Graph) -> list[Segment]:
-    """[embed, layer 0, ..., layer L-1, head]; raises PassError where the graph does not fall apart so."""
+    """[embed, layer 0, ..., layer L-1, head]; PassError where the graph does not fall apart so."""
     nodes = [n for n in graph.nodes if n.op == "call_function"]
     hidden = _hidden(graph)
     shared = [n for n in nodes if n not in hidden and not has_effect(n)]
@@ -156,16 +157,21 @@ def _last_cut(cuts: dict[int, fx.Node], body: list[fx.Node], attentions: list[in
 def _end_of_last(
     body: list[fx.Node], cuts: dict[int, fx.Node], starts: list[int], attentions: list[int]
 ) -> int:
-    """The last layer ends where an equal earlier one would; else with its module's last node; else at the last cut."""
+    """Where the last layer ends.
+
+    Where an equal earlier one would; else with its module's last node; else at the last cut of the
+    stream that entered it (logits are none).
+    """
     start = starts[-1]
-    for first, second in zip(starts, starts[1:], strict=False):
+    for first, second in pairwise(starts):
         end = start + (second - first)
         if end in cuts:
             earlier = Segment("layer", 0, body[first + 1 : second + 1], cuts[first], [cuts[second]])
             last = Segment("layer", 0, body[start + 1 : end + 1], cuts[start], [cuts[end]])
             if earlier.canonical() == last.canonical():
                 return end
-    places = [i for i in cuts if i > attentions[-1]]
+    stream = cuts[start].meta["type"]
+    places = [i for i in cuts if i > attentions[-1] and cuts[i].meta["type"] == stream]
     path = str(body[attentions[-1]].meta.get("layer", "")).rpartition(".")[0]
     inside = [i for i in places if path and str(body[i].meta.get("layer", "")).startswith(path)]
     if not places:
@@ -174,7 +180,7 @@ def _end_of_last(
 
 
 def outline(segment: Segment) -> fx.Graph:
-    """The segment as a graph of its own. The residual stream is [T, H] outside and [1, T, H] inside."""
+    """The segment as a graph. The residual stream is [T, H] outside and [1, T, H] inside."""
     builder = Builder()
     values: dict[fx.Node, fx.Node] = {}
     names = {0: "shared", 1: "state", 2: "weight"}

@@ -23,8 +23,8 @@ aten = torch.ops.aten
 class TabulatePositions(Pass):
     """Cosines, sines and learned position embeddings become one row lookup each.
 
-    Before: cos = cos(positions * inv_freq)           After: cos = index_select(@table.0, 0,
-    positions)
+    Before: cos = cos(positions * inv_freq)
+    After:  cos = index_select(@table.0, 0, positions)
 
     The table has `max_model_len` rows and is computed by the model's own operations, so it is
     exact. A value whose row depends on other positions than its own (dynamic NTK scaling) is
@@ -135,7 +135,9 @@ def _is_lookup(node: fx.Node) -> bool:
         return False
     table, dim, index = node.args
     direct = isinstance(index, fx.Node) and index.op == "placeholder"
-    return isinstance(table, fx.Node) and weight_name(table) is not None and dim == 0 and direct
+    return (
+        isinstance(table, fx.Node) and weight_name(table) is not None and bool(dim == 0) and direct
+    )
 
 
 _SHAPERS = {

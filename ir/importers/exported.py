@@ -103,7 +103,7 @@ def _input(
 
 
 def _operation(node: fx.Node, builder: Builder, values: dict[fx.Node, Any]) -> Any:
-    value = node.meta.get("val")
+    value: Any = node.meta.get("val")
     if isinstance(value, torch.SymInt) or _is_symbolic_arithmetic(node):
         return _Symbol(str(value))
     args = [_resolve(a, values) for a in node.args]

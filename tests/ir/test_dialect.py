@@ -1,4 +1,4 @@
-"""The dialect against independent references: torch's own attention, transformers' eager attention, arithmetic."""
+"""The dialect against independent references: torch, transformers' eager code, arithmetic."""
 
 import itertools
 import math
@@ -92,13 +92,19 @@ def test_a_row_has_the_same_bits_whatever_the_rows_beside_and_beyond_it(window: 
 
 CASES: dict[str, tuple[object, ...]] = {
     "attention": (*_qkv(4, 2, 8), None, 0.3, 0, 0.0, 0),
-    "cached_attention": (torch.ones(2, 4, 8), torch.ones(2, 5, 8), torch.ones(2, 5, 6), torch.tensor([1, 2]), 1.0, 0, 0.0, None),
+    "cached_attention": (
+        torch.ones(2, 4, 8), torch.ones(2, 5, 8), torch.ones(2, 5, 6), torch.tensor([1, 2]),
+        1.0, 0, 0.0, None,
+    ),
     "cache_write": (torch.zeros(2, 5, 8), torch.ones(3, 2, 8), torch.tensor([1, 2, 4])),
     "cache_copy": (torch.ones(2, 3), torch.zeros(4, 3)),
     "positions": (torch.tensor([3]), 2, -1),
     "row": (torch.ones(3, 2, 2), torch.tensor([1])),
     "argmax": (torch.randn(3, 7), 5),
-    "accept": (torch.tensor([1, 0, 2]), torch.ones(3, 7), torch.tensor([4]), torch.tensor([0.5]).double(), torch.tensor([9]), 5),
+    "accept": (
+        torch.tensor([1, 0, 2]), torch.ones(3, 7), torch.tensor([4]), torch.tensor([0.5]).double(),
+        torch.tensor([9]), 5,
+    ),
 }  # fmt: skip
 
 
@@ -138,7 +144,7 @@ def _choices(logits: Tensor, length: int, heat: float, seed: int, vocab: int) ->
 @pytest.mark.parametrize("heat", [0.0, 0.5, 1.0, 3.0])
 @pytest.mark.parametrize("vocab", [2, 3, 5])
 def test_accept_is_the_longest_prefix_of_the_targets_choices(vocab: int, heat: float) -> None:
-    """Every draft of K <= 3: enough to know the whole map, since the noise does not depend on the drafts."""
+    """Drafts of K <= 3 against the definition; the noise does not depend on the drafts."""
     draw = torch.Generator().manual_seed(vocab)
     for k, seed in itertools.product(range(4), (0, -1)):
         logits = torch.randn(k + 1, vocab + 1, generator=draw) * 2
@@ -174,7 +180,7 @@ def test_accept_says_when_a_logit_that_counts_is_nan() -> None:
 
 
 def _unmix(y: int) -> int:
-    """The inverse of splitmix64; that there is one shows that different inputs have different hashes."""
+    """The inverse of splitmix64. As there is one, different inputs have different hashes."""
     mask = (1 << 64) - 1
     y ^= (y >> 31) ^ (y >> 62)
     y = (y * pow(0x94D049BB133111EB, -1, 1 << 64)) & mask
@@ -214,7 +220,7 @@ def test_noise_is_gumbels() -> None:
 
 @pytest.mark.parametrize("heat", [0.7, 1.5])
 def test_the_law_is_softmax(heat: float) -> None:
-    """Chi-square of 20000 seeds; P(argmax(logits / temperature + G) = v) = softmax(logits / temperature)[v]."""
+    """Chi-square of 20000 seeds: argmax(logits / temperature + G) is drawn from the softmax."""
     logits = torch.tensor([[0.5, -1.0, 1.3, 0.0]])
     noise = torch.stack([gumbel(seed, 11, 4) for seed in range(20000)])
     counts = torch.bincount((logits[0].double() / heat + noise).argmax(-1), minlength=4)

@@ -39,9 +39,7 @@ def test_results_of_several_types() -> None:
     ],
 )
 def test_other_functions_of_rows_are_refused(target: object, args: list[object]) -> None:
-    with pytest.raises(
-        InvalidProgramError, match="SPECC-E0302 the size of .* is no|in a way that is not T"
-    ):
+    with pytest.raises(InvalidProgramError, match="SPECC-E0302 the size of"):
         _type(target, *args, x=TensorType("f32", ("T", 2)))
 
 

@@ -19,9 +19,10 @@ def generate(
     depth: int = 0, heat: float = 0.0, seed: int = 0, drafts: Drafts = lambda x, k: [0] * k,
     chunk: int = 0,
 ) -> tuple[list[int], list[tuple[int, int]]]:  # fmt: skip
-    """`count` new tokens, and (K, accepted) of every round. `ks` gives K of each round, again and again.
+    """`count` new tokens, and (K, accepted) of every round. `ks` is K of each round, repeated.
 
-    State is NaN where nothing was written, and every cache row at or beyond the length is NaN again before each round.
+    State is NaN where nothing was written, and every cache row at or beyond the length is NaN again
+    before each round.
     """
     state = fresh_state(program)
     for buffer in state.values():

@@ -1,3 +1,4 @@
+# ruff: noqa: E501 (programs as they print)
 import torch
 from expecttest import assert_expected_inline
 
@@ -25,24 +26,24 @@ fn prefill(%tokens: i64[T], %positions: i64[T]) {prefill}:
   %5 = %4[0] : f32[T, 4]
   %6 = call draft.embed(%positions, %tokens, @draft.table.0, @draft.wte) : (f32[T, 4])
   %7 = %6[0] : f32[T, 4]
-  %8 = call draft.layer.0(%7, %positions, $drafter.k.0, $drafter.v.0, @draft.w0, @draft.head) : (f32[T, 6])
-  %9 = %8[0] : f32[T, 6]
-  return 
+  %8 = call draft.layer.0(%7, %positions, $drafter.k.0, $drafter.v.0, @draft.w0) : (f32[T, 4])
+  %9 = %8[0] : f32[T, 4]
+  return
 fn draft_first(%tokens: i64[2], %positions: i64[2]) {draft}:
   %0 = call draft.embed(%positions, %tokens, @draft.table.0, @draft.wte) : (f32[2, 4])
   %1 = %0[0] : f32[2, 4]
-  %2 = call draft.layer.0(%1, %positions, $drafter.k.0, $drafter.v.0, @draft.w0, @draft.head) : (f32[2, 6])
-  %3 = %2[0] : f32[2, 6]
-  %4 = specc.row(%3, @constant.one) : f32[1, 6]
-  %5 = call draft.head(%4) : (f32[1, 6])
+  %2 = call draft.layer.0(%1, %positions, $drafter.k.0, $drafter.v.0, @draft.w0) : (f32[2, 4])
+  %3 = %2[0] : f32[2, 4]
+  %4 = specc.row(%3, @constant.one) : f32[1, 4]
+  %5 = call draft.head(%4, @draft.head) : (f32[1, 6])
   %6 = %5[0] : f32[1, 6]
   return logits=%6
 fn draft(%tokens: i64[1], %positions: i64[1]) {draft}:
   %0 = call draft.embed(%positions, %tokens, @draft.table.0, @draft.wte) : (f32[1, 4])
   %1 = %0[0] : f32[1, 4]
-  %2 = call draft.layer.0(%1, %positions, $drafter.k.0, $drafter.v.0, @draft.w0, @draft.head) : (f32[1, 6])
-  %3 = %2[0] : f32[1, 6]
-  %4 = call draft.head(%3) : (f32[1, 6])
+  %2 = call draft.layer.0(%1, %positions, $drafter.k.0, $drafter.v.0, @draft.w0) : (f32[1, 4])
+  %3 = %2[0] : f32[1, 4]
+  %4 = call draft.head(%3, @draft.head) : (f32[1, 6])
   %5 = %4[0] : f32[1, 6]
   return logits=%5
 """,

@@ -1,3 +1,4 @@
+# ruff: noqa: E501 (programs as they print)
 from dataclasses import replace
 
 import pytest

@@ -23,7 +23,7 @@ fn prefill(%tokens: i64[T], %positions: i64[T]) {prefill}:
   %3 = %2[0] : f32[T, 4]
   %4 = call layer.0(%3, %positions, $target.k.1, $target.v.1, @w1) : (f32[T, 4])
   %5 = %4[0] : f32[T, 4]
-  return 
+  return
 """,
     )
 

@@ -1,4 +1,4 @@
-"""Whole pipelines on real architectures: what comes out of rounds is what the model says on its own."""
+"""Whole pipelines on real architectures: rounds say what the model says on its own."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ def _model(family: str, layers: int, width: int = 16) -> Any:
     sizes = {
         "vocab_size": VOCAB, "hidden_size": width, "intermediate_size": 24, "head_dim": 8,
         "num_hidden_layers": layers, "num_attention_heads": 2, "num_key_value_heads": 1,
-        "max_position_embeddings": 64, "initializer_range": 0.3, "attn_implementation": "eager", "tie_word_embeddings": False,
+        "max_position_embeddings": 64, "initializer_range": 0.3, "attn_implementation": "eager",
+        "tie_word_embeddings": False,
     }  # fmt: skip
     torch.manual_seed(layers)
     if family == "llama":

@@ -113,7 +113,8 @@ def test_refuses() -> None:
     pass_ = TabulatePositions(toy.POSITIONS)
     assert toy.refusal(pass_, toy.empty()) == "SPECC-E0330 tabulate-positions: there is no target"
     assert toy.refusal(pass_, _rotary(_dynamic)) == (
-        "SPECC-E0332 tabulate-positions: a position's value depends on the other positions of the call"
+        "SPECC-E0332 tabulate-positions: "
+        "a position's value depends on the other positions of the call"
     )
     assert toy.refusal(TabulatePositions(17), toy.decoder()) == (
         "SPECC-E0353 tabulate-positions: toy has no 17 positions"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+import pytest
 import torch
 from torch import Tensor, fx
 
@@ -38,7 +39,7 @@ Body = Callable[[Builder, fx.Node, fx.Node], fx.Node]
 def build(
     body: Body, weights: Mapping[str, Tensor], layers: int = 0, positions: int = POSITIONS
 ) -> SpeculativeProgram:
-    """A program whose target(tokens[T], positions[T]) is what `body` appends; its types are inferred."""
+    """A program whose target is what `body` appends to tokens and positions, with its types."""
     builder = Builder()
     row = TensorType("i64", ("T",))
     tokens, at = builder.input("tokens", row), builder.input("positions", row)
@@ -57,7 +58,7 @@ def weight(builder: Builder, name: str, tensor: Tensor) -> fx.Node:
 def decoder(
     layers: int = 2, seed: int = 0, windows: Sequence[int] = (), vocab: int = VOCAB
 ) -> SpeculativeProgram:
-    """x = wte[token] + wpe[position]; x += attention(x W, x W, x W) for each layer; logits = x W."""
+    """x = wte[token] + wpe[position]; x += attention(x W, x W, x W) each layer; logits = x W."""
     draw = torch.Generator().manual_seed(seed)
     shapes = {"wte": (vocab, HIDDEN), "wpe": (POSITIONS, HIDDEN), "head": (vocab, HIDDEN)}
     shapes |= {f"w{j}": (HIDDEN, HIDDEN) for j in range(layers)}
@@ -126,7 +127,7 @@ def poisoned_state(program: SpeculativeProgram) -> State:
 def logits(
     program: SpeculativeProgram, chunks: Sequence[int] = (len(TOKENS),), function: str = "target"
 ) -> Tensor:
-    """The logits of TOKENS, computed `chunks` rows at a time on state that holds NaN beyond the rows written."""
+    """The logits of TOKENS, `chunks` rows at a time, on state that is NaN where not written."""
     state, rows, begin = poisoned_state(program), [], 0
     for count in chunks:
         at = torch.arange(begin, begin + count)
@@ -144,7 +145,7 @@ def assert_same_target(before: SpeculativeProgram, after_: SpeculativeProgram) -
 
 
 def assert_twice_is_once(pass_: Pass, program: SpeculativeProgram) -> None:
-    """The second run of `pass_` changes nothing and says so; the first leaves `program` as it was."""
+    """A second run changes nothing and says so; the first leaves `program` as it was."""
     before = str(program)
     once = pass_(program)
     assert once.modified
@@ -157,12 +158,10 @@ def assert_twice_is_once(pass_: Pass, program: SpeculativeProgram) -> None:
 
 def refusal(pass_: Pass, program: SpeculativeProgram) -> str:
     """Code and text of the refusal."""
-    try:
+    with pytest.raises(PassError) as refused:
         pass_(program)
-    except PassError as error:
-        assert error.cure
-        return f"{error.code} {error.what}"
-    raise AssertionError(f"{pass_.name} refuses nothing")
+    assert refused.value.cure
+    return f"{refused.value.code} {refused.value.what}"
 
 
 def empty() -> SpeculativeProgram:

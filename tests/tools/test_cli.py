@@ -1,4 +1,4 @@
-"""The command as a whole: every mistake is a coded error, in text and in JSON, with its exit code."""
+"""The command as a whole: mistakes are coded errors, in text and in JSON, with their exit codes."""
 
 import json
 import subprocess
@@ -100,7 +100,10 @@ def test_internal_errors_are_one_line(
 
 @pytest.mark.parametrize(
     ("raised", "status", "code"),
-    [(KeyboardInterrupt(), 130, "SPECC-E0109"), (ModelError("SPECC-E0202", "no"), 1, "SPECC-E0202")],
+    [
+        (KeyboardInterrupt(), 130, "SPECC-E0109"),
+        (ModelError("SPECC-E0202", "no"), 1, "SPECC-E0202"),
+    ],
 )
 def test_what_ends_a_verb(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,

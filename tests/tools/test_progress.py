@@ -59,11 +59,15 @@ def test_a_phase_that_fails_says_so_and_lets_the_error_through() -> None:
     stream = io.StringIO()
     report = TerminalProgress(stream)
     with pytest.raises(ZeroDivisionError), report.phase("lower"):
-        time.sleep(0.06)
-        raise ZeroDivisionError
+        _fail_after(0.06)
     assert stream.getvalue().endswith("failed\n")
     with report.phase("again"):
         pass
+
+
+def _fail_after(seconds: float) -> None:
+    time.sleep(seconds)
+    raise ZeroDivisionError
 
 
 def test_notes() -> None:

@@ -50,7 +50,7 @@ def test_whatever_the_tokens_are(size: int) -> None:
 @given(st.lists(st.integers(0, 5), max_size=12))
 def test_sentence_piece_spaces_are_kept(ids: list[int]) -> None:
     words = ["▁Hello", "▁", "wor", "ld", "▁you", "!"]
-    tokenizer = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="!"))  # noqa: S106
+    tokenizer = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="!"))
     tokenizer.decoder = decoders.Metaspace()  # type: ignore[attr-defined]
     assert "".join(streamed(tokenizer.decode, ids)) == tokenizer.decode(ids)
 

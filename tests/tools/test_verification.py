@@ -92,7 +92,7 @@ PROMPTS = [Prompt("a", token_ids=(5, 6, 7, 5, 6, 7)), Prompt("b", token_ids=(9,)
 
 
 def eager_like(artifact: Artifact, change: dict[int, float]) -> Any:
-    """The artifact's own logits; at new token i of any prompt, another token is ahead by change[i]."""
+    """The artifact's own logits, but at new token i another token is ahead by change[i]."""
 
     def eager(tokens: torch.Tensor) -> torch.Tensor:
         rows = []
@@ -104,9 +104,13 @@ def eager_like(artifact: Artifact, change: dict[int, float]) -> Any:
                 )
                 rows.append(torch.tensor(view.tolist()[0]))
         logits = torch.stack(rows)
-        starts = [len(p.token_ids) for p in PROMPTS if list(p.token_ids) == tokens[: len(p.token_ids)].tolist()]
+        (start,) = [
+            len(p.token_ids)
+            for p in PROMPTS
+            if list(p.token_ids) == tokens[: len(p.token_ids)].tolist()
+        ]
         for place, ahead in change.items():
-            row = logits[starts[0] - 1 + place]
+            row = logits[start - 1 + place]
             row[(int(row.argmax()) + 1) % len(row)] = row.max() + ahead
         return logits
 

@@ -75,7 +75,7 @@ class Bisector:
             try:
                 yield from judges[function.role](program, function.name)
             except Exception as error:
-                reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+                reason = f"{type(error).__name__}: {error}".splitlines()[0]
                 yield Disagreement(function.name, 0, float("inf"), reason)
 
     def _target(self, program: SpeculativeProgram, name: str) -> Iterator[Disagreement]:

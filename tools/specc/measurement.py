@@ -157,7 +157,7 @@ def measure(
     `synthetic`: acceptance by position, played by a drafter that knows the plain tokens.
     """
     found = Measurements()
-    encoded = [(p, p.ids(artifact)) for p in prompts]
+    encoded = [(p, p.ids(artifact, max_tokens)) for p in prompts]
     arms = arms_of(artifact.manifest)
     told: dict[str, list[int]] = {}
     for prompt, ids in encoded:  # also warms caches and clocks up

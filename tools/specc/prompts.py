@@ -21,18 +21,22 @@ _MOST_ID = (1 << 63) - 1
 
 @dataclass(frozen=True)
 class Prompt:
-    """A text, or token ids. `kind` groups prompts in reports; `name` says where one came from."""
+    """A text, or token ids. `kind` groups prompts in reports; `name` says where one came from.
+
+    `may_shrink`: its beginning may be cut off where the context is small.
+    """
 
     name: str
     text: str | None = None
     token_ids: tuple[int, ...] = ()
     kind: str = "file"
+    may_shrink: bool = False
 
-    def ids(self, engine: Engine) -> list[int]:
-        """Token ids, with BOS where the model wants it."""
-        if self.text is None:
-            return list(self.token_ids)
-        return encode(engine, self.text)
+    def ids(self, engine: Engine, new_tokens: int = 0) -> list[int]:
+        """Token ids, with BOS where the model wants it; cut to leave room for `new_tokens`."""
+        ids = list(self.token_ids) if self.text is None else encode(engine, self.text)
+        room = max(1, engine.manifest.model.max_model_len - new_tokens)
+        return ids[-room:] if self.may_shrink else ids
 
 
 def encode(engine: Engine, text: str) -> list[int]:
@@ -83,7 +87,7 @@ def built_in() -> list[Prompt]:
     """The prompts that come with specc."""
     folder = files("specc").joinpath("data")
     return [
-        Prompt(f"{kind}:{number}", text=text.strip("\n"), kind=kind)
+        Prompt(f"{kind}:{number}", text=text.strip("\n"), kind=kind, may_shrink=True)
         for kind in CLASSES
         for number, text in enumerate(
             folder.joinpath(f"{kind}.txt").read_text("utf-8").split("\n---\n"), 1

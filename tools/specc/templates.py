@@ -94,9 +94,9 @@ def _environment() -> Any:
 
         def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
             del context
-            if operator == "**" and isinstance(left, int) and isinstance(right, int):
-                if left.bit_length() * right > _MOST_BITS:
-                    raise SecurityError("a power too large")
+            whole = isinstance(left, int) and isinstance(right, int)
+            if operator == "**" and whole and left.bit_length() * right > _MOST_BITS:
+                raise SecurityError("a power too large")
             if operator == "*":
                 for factor, other in ((left, right), (right, left)):
                     sized = isinstance(factor, (str, list, tuple)) and isinstance(other, int)

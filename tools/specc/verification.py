@@ -123,7 +123,7 @@ class Verifier:
         """The report over all prompts; `done` is told the number finished after each."""
         report = Report([a.name for a in self._arms], eager=self._eager is not None)
         for number, prompt in enumerate(prompts, 1):
-            ids = prompt.ids(self._artifact)
+            ids = prompt.ids(self._artifact, self._limits.max_tokens)
             plain = self._generate(ids, Arm("plain", 0), ())
             found = list(self._against_plain(prompt.name, ids, plain))
             if self._eager is not None:

@@ -21,6 +21,7 @@ _GPT: dict[str, Any] = {
 }  # fmt: skip
 _NARROW = {"head_dim": 8}
 _WINDOW = {"sliding_window": 8}
+_ALTERNATE = _WINDOW | {"layer_types": ["sliding_attention", "full_attention"]}
 _EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
 _LONG = {
     "rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 16,
@@ -57,11 +58,9 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "ministral": ("ministral", _NARROW | _WINDOW),
     "gemma": ("gemma", _NARROW),
     "gemma2": ("gemma2", _NARROW | _WINDOW | {"query_pre_attn_scalar": 16}),
-    "gemma3": ("gemma3_text", _NARROW | _WINDOW | {
-        "num_hidden_layers": 3, "layer_types": ["sliding_attention"] * 2 + ["full_attention"],
-    }),
-    "gemma4": ("gemma4_text", _NARROW | _WINDOW | {
-        "layer_types": ["sliding_attention", "full_attention"], "hidden_size_per_layer_input": 8,
+    "gemma3": ("gemma3_text", _NARROW | _ALTERNATE),
+    "gemma4": ("gemma4_text", _NARROW | _ALTERNATE | {
+        "hidden_size_per_layer_input": 8,
         "vocab_size_per_layer_input": VOCABULARY, "num_kv_shared_layers": 0,
         "global_head_dim": 16,
     }),
@@ -69,20 +68,20 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3-longrope": ("phi3", {
         "original_max_position_embeddings": 16, "rope_parameters": _LONG,
     }),
-    "smollm3": ("smollm3", {"num_hidden_layers": 4}),
+    "smollm3": ("smollm3", {"no_rope_layers": [1, 0]}),
     "olmo": ("olmo", {"clip_qkv": 1.0}),
     "olmo2": ("olmo2", {}),
-    "olmo3": ("olmo3", _WINDOW | {"num_hidden_layers": 4}),
+    "olmo3": ("olmo3", _ALTERNATE),
     "granite": ("granite", {
         "embedding_multiplier": 2.0, "attention_multiplier": 0.2, "residual_multiplier": 0.5,
         "logits_scaling": 3.0,
     }),
     "glm4": ("glm4", _NARROW),
     "cohere-qk-norm": ("cohere", {"use_qk_norm": True}),
-    "cohere2": ("cohere2", _WINDOW | {"num_hidden_layers": 4}),
+    "cohere2": ("cohere2", _ALTERNATE),
     "starcoder2": ("starcoder2", _WINDOW),
     "stablelm-qk-norm": ("stablelm", {"use_qkv_bias": True, "qk_layernorm": True}),
-    "exaone4": ("exaone4", _WINDOW | {"num_hidden_layers": 4, "sliding_window_pattern": 4}),
+    "exaone4": ("exaone4", _ALTERNATE),
     "nemotron": ("nemotron", _NARROW),
     "phi-partial-rotary": ("phi", {}),
     "opt": ("opt", {"ffn_dim": 48, "word_embed_proj_dim": 32}),

@@ -191,10 +191,11 @@ _COST_TITLES = (
 
 
 def _cost_row(cost: RoundCost) -> tuple[str, ...]:
+    share = cost.acceptance_needed
+    needed = "over 100%" if share is None else output.percent(share)
     return (
         f"K={cost.k}", f"{cost.round_s * 1e3:.1f}", f"{cost.cost:.2f}",
-        f"{cost.tokens_per_round:.2f}", output.percent(cost.acceptance_needed),
-        "pays" if cost.pays else "loses",
+        f"{cost.tokens_per_round:.2f}", needed, "pays" if cost.pays else "loses",
     )  # fmt: skip
 
 

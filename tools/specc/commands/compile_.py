@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Group, Parameter
 
-from specc import flags, output
+from specc import flags
 from specc.flags import Isa, Json, Quant, Switch
+from specc.output import EXIT_OK, emit, say
 from specc.progress import JsonProgress, TerminalProgress, human_bytes
 from specc.runtime import Manifest
 
@@ -85,10 +86,13 @@ def main(
     report = compile_model(request, JsonProgress() if json else TerminalProgress())
     manifest = Manifest.read(artifact)
     if json:
-        output.emit({"artifact": str(artifact), **described(manifest), "report": _plain(report)})
+        emit({"artifact": str(artifact), **described(manifest), "report": _plain(report)})
     else:
+        # That a method was asked for needs no telling; what was measured does.
+        for line in report.why[0 if method == "auto" else 1 :]:
+            say(line)
         print(f"{artifact}: {summary(manifest)}")
-    return output.EXIT_OK
+    return EXIT_OK
 
 
 def request_of(

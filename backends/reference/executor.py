@@ -1,0 +1,132 @@
+"""Runs a reference artifact: the same manifest, plans and round contract as libspecc, in Python."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from specc.backends.plan import BUILT_INS, Plan
+from specc.backends.reference.lower import FOLDER
+from specc.errors import ArtifactError, RequestError
+from specc.ir.types import DTYPES
+from specc.ir.weights import WeightStore
+from specc.runtime.manifest import Manifest
+
+_OPERATIONS: dict[str, Any] = {entry: op for op, (entry, _) in BUILT_INS.items()}
+
+
+class ReferenceArtifact:
+    """Loaded leaves and weights. `session` decodes; T>0 uses the same noise as every backend."""
+
+    def __init__(
+        self, manifest: Manifest, plans: dict[str, Plan], weights: dict[str, Tensor],
+        leaves: dict[str, Any],
+    ) -> None:  # fmt: skip
+        self.manifest, self._plans = manifest, plans
+        self._weights, self._leaves = weights, leaves
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Open the artifact in directory `path`; raises ArtifactError (SPECC-E0505) for a file that cannot be read."""
+        manifest = Manifest.read(path)
+        leaves = {}
+        try:
+            functions = json.loads((path / "manifest.json").read_text())["functions"]
+            plans = {name: Plan.from_json(data) for name, data in functions.items()}
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                for file in sorted((path / FOLDER).glob("*.pt2")):
+                    leaves[file.stem] = torch.export.load(file).module()
+            store = WeightStore.open(path / "weights.safetensors")
+            weights = {name: weight.load() for name, weight in store.items()}
+        except Exception as error:
+            raise ArtifactError(
+                "SPECC-E0505", "the artifact cannot be read", where=str(path), found=str(error)[:200],
+                cure="compile it again",
+            ) from error  # fmt: skip
+        return cls(manifest, plans, weights, leaves)
+
+    def run(self, name: str, inputs: dict[str, Tensor], state: dict[str, Tensor]) -> list[Tensor]:
+        """Execute the plan of function `name`; writes to `state`."""
+        plan = self._plans[name]
+        values = {f"%{name}": value for name, value in inputs.items()}
+        values |= {f"w:{name}": value for name, value in self._weights.items()}
+        values |= {f"s:{name}": value for name, value in state.items()}
+        with torch.no_grad():
+            for step in plan.instructions:
+                results = self._step(step.entry, [values[i] for i in step.inputs], step.attrs)
+                values |= {f"%{o}": r for o, r in zip(step.outputs, results, strict=True)}
+        return [values[f"%{o.name}"] for o in plan.outputs]
+
+    def _step(self, entry: str, args: list[Tensor], attrs: Sequence[int]) -> list[Tensor]:
+        if entry == "specc.cat":
+            return [torch.cat(args)]
+        if entry in _OPERATIONS:
+            result = _OPERATIONS[entry](*args, *attrs)
+        else:
+            result = self._leaves[entry](*args)
+        return [] if result is None else list(result) if isinstance(result, (tuple, list)) else [result]
+
+    def generate(
+        self, prompt: Sequence[int], *, max_tokens: int, num_speculative_tokens: int = 0,
+        depth: int = 0, temperature: float = 0.0, seed: int = 0, ignore_eos: bool = False,
+    ) -> Iterator[int]:  # fmt: skip
+        """New tokens after `prompt`, by rounds of K drafts (and of `depth`, where the drafter has depths).
+
+        Raises RequestError: SPECC-E0607 for an empty prompt, E0604 where a logit that decides is NaN.
+        """
+        model = self.manifest.model
+        if not prompt:
+            raise RequestError("SPECC-E0607", "the prompt is empty", cure="pass at least one token")
+        state = {
+            b.name: torch.zeros(tuple(b.shape), dtype=DTYPES[b.dtype]) for b in self.manifest.state
+        }
+        tokens = list(prompt)
+        row = self._prefill(tokens[:-1], state)
+        made = 0
+        while made < max_tokens and len(tokens) < model.max_model_len:
+            k = num_speculative_tokens if len(tokens) + num_speculative_tokens <= model.max_model_len else 0
+            name = f"round_{k}_d{depth}" if k and depth else f"round_{k}"
+            chosen, accepted = self._round(name, tokens, row, temperature, seed, state)
+            if accepted < 0:
+                raise RequestError("SPECC-E0604", "a logit is NaN", cure="report the model")
+            row = accepted
+            for token in chosen[: accepted + 1]:
+                tokens.append(token)
+                made += 1
+                yield token
+                if made == max_tokens or (token in model.eos_token_ids and not ignore_eos):
+                    return
+
+    def _prefill(self, tokens: list[int], state: dict[str, Tensor]) -> int:
+        """Fill state in chunks; returns the row of the last position in its chunk."""
+        chunk, row = self.manifest.model.prefill_chunk, 0
+        for start in range(0, len(tokens), chunk):
+            part = torch.tensor(tokens[start : start + chunk])
+            positions = torch.arange(start, start + len(part))
+            self.run("prefill", {"tokens": part, "positions": positions}, state)
+            row = len(part) - 1
+        return row
+
+    def _round(
+        self, name: str, tokens: list[int], row: int, temperature: float, seed: int,
+        state: dict[str, Tensor],
+    ) -> tuple[list[int], int]:  # fmt: skip
+        length = len(tokens) - 1
+        known = {
+            "root": torch.tensor([tokens[-1]]),
+            "previous": torch.tensor([tokens[max(length - 1, 0)]]),
+            "length": torch.tensor([length]),
+            "tap_row": torch.tensor([row]),
+            "temperature": torch.tensor([temperature], dtype=torch.float64),
+            "seed": torch.tensor([seed]),
+        }
+        inputs = {v.name: known[v.name] for v in self._plans[name].inputs}
+        chosen, accepted = self.run(name, inputs, state)
+        return chosen.tolist(), int(accepted)

@@ -1,0 +1,75 @@
+"""A program -> exported leaves and plans."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+from torch import fx, nn
+
+from specc.backends.base import Device, Lowered, Progress
+from specc.backends.plan import plan_of
+from specc.errors import BackendError
+from specc.ir import Function, Role, SpeculativeProgram
+from specc.ir.graphs import type_of
+from specc.ir.types import DTYPES
+
+FOLDER = "leaves"
+
+
+class ReferenceBackend:
+    """Each leaf as a torch.export file; the plan calls them one by one (executor.py)."""
+
+    name: ClassVar[str] = "reference"
+
+    def lower(
+        self, program: SpeculativeProgram, into: Path, device: Device, progress: Progress
+    ) -> Lowered:
+        """Write leaves/NAME.pt2. Raises BackendError (SPECC-E0411) for a drafter that is C++ code."""
+        del device
+        if program.contract.kind in ("ngram", "suffix"):
+            raise BackendError(
+                "SPECC-E0411", f"the reference backend has no {program.contract.kind} drafter",
+                expected="none, draft_model, layerskip or eagle:adaptive",
+                cure="use --backend inductor, or --method none",
+            )  # fmt: skip
+        (into / FOLDER).mkdir(exist_ok=True)
+        files = []
+        with progress.phase("export leaves"):
+            for function in program.functions.values():
+                if function.role is Role.LEAF:
+                    files.append(f"{FOLDER}/{function.name}.pt2")
+                    _export(function, into / files[-1])
+        plans = {
+            name: plan_of(program, f)
+            for name, f in program.functions.items()
+            if f.role in (Role.PREFILL, Role.VERIFY, Role.ROUND)
+        }
+        return Lowered(tuple(files), plans, program.weights, {"torch": torch.__version__})
+
+
+class _Leaf(nn.Module):
+    def __init__(self, graph: fx.Graph) -> None:
+        super().__init__()
+        self.graph_module = fx.GraphModule({}, graph)
+
+    def forward(self, *inputs: torch.Tensor) -> object:
+        return self.graph_module(*inputs)
+
+
+def _export(function: Function, path: Path) -> None:
+    example = tuple(
+        torch.zeros(type_of(n).at(T=8), dtype=DTYPES[type_of(n).dtype]) for n in function.inputs
+    )
+    rows = torch.export.Dim("rows", min=2, max=1 << 20)
+    dynamic = tuple(
+        {i: rows for i, d in enumerate(type_of(n).shape) if d == "T"} for n in function.inputs
+    )
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        exported = torch.export.export(
+            _Leaf(function.graph), example, dynamic_shapes=(dynamic,), strict=False
+        )
+        torch.export.save(exported, path)
