@@ -100,18 +100,16 @@ def _renamed(plan: Plan, names: Mapping[str, str]) -> Plan:
     def rename(ref: str) -> str:
         return f"w:{names[ref[2:]]}" if ref.startswith("w:") else ref
 
-    instructions = tuple(
-        replace(i, inputs=tuple(map(rename, i.inputs))) for i in plan.instructions
-    )
+    instructions = tuple(replace(i, inputs=tuple(map(rename, i.inputs))) for i in plan.instructions)
     return replace(plan, instructions=instructions)
 
 
 def write_weights(weights: WeightStore, names: Mapping[str, str], path: Path) -> int:
     """Write every distinct weight once, one after the other, and return the file's size.
 
-    The safetensors format (github.com/huggingface/safetensors), with the header padded so that tensors begin at multiples
-    of 64 bytes: whole cache lines first, odd sizes last. Written tensor by tensor, since a model may not fit in memory
-    twice; the library's own writer takes all at once and does not align.
+    The safetensors format (github.com/huggingface/safetensors), with the header padded so that tensors begin at
+    multiples of 64 bytes: whole cache lines first, odd sizes last. Written tensor by tensor, since a model may not
+    fit in memory twice; the library's own writer takes all at once and does not align.
     """
     unique = sorted(set(names.values()), key=lambda n: (_bytes(weights[n].type) % 64 != 0, n))
     header: dict[str, Any] = {}
@@ -130,7 +128,7 @@ def write_weights(weights: WeightStore, names: Mapping[str, str], path: Path) ->
         file.write(text)
         for name in unique:
             tensor = weights[name].load().detach().contiguous()
-            file.write(memoryview(tensor.reshape(-1).view(torch.uint8).numpy()))
+            file.write(tensor.reshape(-1).view(torch.uint8).numpy().data)
         return file.tell()
 
 

@@ -1,7 +1,7 @@
 """Functions flattened to a list of calls of entries: what every runtime executes.
 
-An entry is a compiled leaf or one of the runtime's built-in kernels. Calls of functions that are not leaves are inlined,
-so a round is one straight line.
+An entry is a compiled leaf or one of the runtime's built-in kernels. Calls of functions that are not leaves are
+inlined, so a round is one straight line.
 """
 
 from __future__ import annotations
@@ -58,15 +58,18 @@ class Plan:
             ],
         }
 
-
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Plan:
         """The inverse of `as_json`."""
+
+        def values(side: str) -> tuple[Value, ...]:
+            return tuple(
+                Value(v["name"], TensorType(v["dtype"], tuple(v["shape"]))) for v in data[side]
+            )
+
         return cls(
-            *(
-                tuple(Value(v["name"], TensorType(v["dtype"], tuple(v["shape"]))) for v in data[side])
-                for side in ("inputs", "outputs")
-            ),
+            values("inputs"),
+            values("outputs"),
             tuple(
                 Instruction(i["entry"], tuple(i["in"]), tuple(i["out"]), tuple(i.get("attrs", ())))
                 for i in data["plan"]
@@ -127,9 +130,9 @@ class _Planner:
             elif (state := state_name(node)) is not None:
                 refs[node] = f"s:{state}"
             elif node.op == "call_module":
-                bundles[node] = self._call(node, [refs[a] for a in node.args])  # type: ignore[index]
+                bundles[node] = self._call(node, [refs[a] for a in node.args])
             elif node.target is operator.getitem:
-                refs[node] = bundles[node.args[0]][node.args[1]]  # type: ignore[index]
+                refs[node] = bundles[node.args[0]][node.args[1]]
             elif node.op == "call_function":
                 results = self._built_in(function, node, refs)
                 bundles[node] = results
@@ -160,7 +163,9 @@ class _Planner:
         count = 0 if type_ is None else len(type_) if isinstance(type_, tuple) else 1
         return self._emit(entry, [refs[a] for a in operands], count, attrs)
 
-    def _emit(self, entry: str, inputs: list[str], outputs: int, attrs: tuple[int, ...]) -> list[str]:
+    def _emit(
+        self, entry: str, inputs: list[str], outputs: int, attrs: tuple[int, ...]
+    ) -> list[str]:
         names = [f"v{self._values + i}" for i in range(outputs)]
         self._values += outputs
         self.instructions.append(Instruction(entry, tuple(inputs), tuple(names), attrs))

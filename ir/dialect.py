@@ -15,7 +15,8 @@ from torch import Tensor
 _library = torch.library.Library("specc", "DEF")  # type: ignore[no-untyped-call]
 
 
-def _op(schema: str, fake: Callable[..., object]) -> Callable[[Callable[..., object]], None]:
+def operation(schema: str, fake: Callable[..., object]) -> Callable[[Callable[..., object]], None]:
+    """Define `specc::` + `schema`; the decorated function is its eager implementation on every device."""
     name = schema.split("(")[0]
     _library.define(schema)  # type: ignore[no-untyped-call]
     torch.library.register_fake(f"specc::{name}", fake, lib=_library)
@@ -47,7 +48,7 @@ def _attend(
     return torch.einsum("hs,hsd->hd", weights.to(v.dtype), v)
 
 
-@_op(
+@operation(
     "attention(Tensor q, Tensor k, Tensor v, Tensor? sinks, float scale, int window, "
     "float softcap, int layer) -> Tensor",
     lambda q, k, v, sinks, scale, window, softcap, layer: q.new_empty(
@@ -66,7 +67,7 @@ def _attention(
     return torch.stack(rows)[None]
 
 
-@_op(
+@operation(
     "mask(int window, int chunk) -> Tensor",
     lambda window, chunk: torch.empty((), dtype=torch.int64),
 )
@@ -75,19 +76,21 @@ def _mask(window: int, chunk: int) -> Tensor:
     return torch.tensor(window)
 
 
-@_op("masked_by(Tensor x, Tensor mask) -> Tensor", lambda x, mask: torch.empty_like(x))
+@operation("masked_by(Tensor x, Tensor mask) -> Tensor", lambda x, mask: torch.empty_like(x))
 def _masked_by(x: Tensor, mask: Tensor) -> Tensor:
     """Says which mask gave the attention output x [1, T, Hq, Dv]; importers drop it."""
     return x.clone()
 
 
-@_op("cache_write(Tensor(a!) cache, Tensor rows, Tensor positions) -> ()", lambda c, r, p: None)
+@operation(
+    "cache_write(Tensor(a!) cache, Tensor rows, Tensor positions) -> ()", lambda c, r, p: None
+)
 def _cache_write(cache: Tensor, rows: Tensor, positions: Tensor) -> None:
     """Set cache [Hkv, S, D] at `positions` [T] to rows [T, Hkv, D]."""
     cache.index_copy_(1, positions, rows.transpose(0, 1).contiguous())
 
 
-@_op(
+@operation(
     "cached_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor positions, float scale, "
     "int window, float softcap, Tensor? sinks) -> Tensor",
     lambda q, k, v, positions, scale, window, softcap, sinks: q.new_empty(
@@ -106,7 +109,7 @@ def _cached_attention(
     return torch.stack(rows)
 
 
-@_op(
+@operation(
     "positions(Tensor start, int count, int offset) -> Tensor",
     lambda start, count, offset: start.new_empty(count),
 )
@@ -115,13 +118,13 @@ def _positions(start: Tensor, count: int, offset: int) -> Tensor:
     return (start + offset + torch.arange(count)).clamp_min(0)
 
 
-@_op("row(Tensor x, Tensor index) -> Tensor", lambda x, index: x.new_empty(1, *x.shape[1:]))
+@operation("row(Tensor x, Tensor index) -> Tensor", lambda x, index: x.new_empty(1, *x.shape[1:]))
 def _row(x: Tensor, index: Tensor) -> Tensor:
     """Row index [1] of x [T, ...] -> [1, ...]; the index is clamped to the rows."""
     return x.index_select(0, index.clamp(0, x.shape[0] - 1))
 
 
-@_op(
+@operation(
     "argmax(Tensor logits, int vocab_size) -> Tensor",
     lambda logits, vocab_size: logits.new_empty(logits.shape[0], dtype=torch.int64),
 )
@@ -131,7 +134,7 @@ def _argmax(logits: Tensor, vocab_size: int) -> Tensor:
     return (logits[:, :vocab_size] == best).to(torch.int8).argmax(-1)
 
 
-@_op("cache_copy(Tensor x, Tensor(a!) state) -> ()", lambda x, state: None)
+@operation("cache_copy(Tensor x, Tensor(a!) state) -> ()", lambda x, state: None)
 def _cache_copy(x: Tensor, state: Tensor) -> None:
     """Rows 0..T-1 of state [R, H] := x [T, H]."""
     state[: x.shape[0]].copy_(x)
@@ -155,7 +158,7 @@ def gumbel(seed: int, position: int, vocab_size: int) -> Tensor:
     return -torch.log(-torch.log(torch.tensor(uniform, dtype=torch.float64)))
 
 
-@_op(
+@operation(
     "accept(Tensor tokens, Tensor logits, Tensor length, Tensor temperature, Tensor seed, "
     "int vocab_size) -> (Tensor, Tensor)",
     lambda tokens, logits, length, temperature, seed, vocab_size: (

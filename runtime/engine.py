@@ -90,9 +90,7 @@ class Artifact:
         call = self._library.specc_tokenize
         self._check(call(self._open(), data, len(data), *flags, None, 0, c.byref(count)))
         ids = (c.c_int64 * count.value)()
-        self._check(
-            call(self._open(), data, len(data), *flags, ids, count.value, c.byref(count))
-        )
+        self._check(call(self._open(), data, len(data), *flags, ids, count.value, c.byref(count)))
         return list(ids[: count.value])
 
     def detokenize(self, ids: Sequence[int], *, skip_special: bool = True) -> str:

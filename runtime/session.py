@@ -27,7 +27,6 @@ _COUNTS = (
 _NUMBERS = ("prefill_s", "decode_s", "draft_s", "round_s", "acceptance_ewma")
 
 
-
 class Session:
     """Belongs to one thread at a time; only `cancel` may come from any.
 

@@ -1,9 +1,91 @@
-"""One thread a process, and `tests.passes.toy` importable however pytest is started."""
+"""Models and artifacts that many tests share. Random and tiny, but real: exported, compiled and run like any other."""
 
+from __future__ import annotations
+
+import json
 import sys
 from pathlib import Path
 
+import pytest
 import torch
+from filelock import FileLock
 
+# Makes `tests.passes.toy` importable however pytest is started.
 sys.path.append(str(Path(__file__).parent.parent))
 torch.set_num_threads(1)  # tensors here are tiny, and threads that wait for each other spin
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+TEXT = (
+    "The quick brown fox jumps over the lazy dog. def add(a, b): return a + b\n"
+    "What is the capital of France? Paris is. 0123456789 naïve café 日本語 🎉🔥 ∑\n"
+)
+
+
+@pytest.fixture(scope="session")
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One folder for all workers of a run."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if base.name.startswith("popen-") else base
+
+
+@pytest.fixture(scope="session")
+def tiny_model(shared_folder: Path) -> Path:
+    """A random Llama of four layers with a byte-level tokenizer and a chat template, in Hugging Face form."""
+    folder = shared_folder / "tiny-llama"
+    with FileLock(str(folder) + ".lock"):
+        if not (folder / "done").exists():
+            _make_model(folder)
+            (folder / "done").touch()
+    return folder
+
+
+def _make_model(folder: Path) -> None:
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    special = ["<|bos|>", "<|end|>", "<|user|>", "<|assistant|>", "<|system|>"]
+    trainer = trainers.BpeTrainer(
+        vocab_size=320, special_tokens=special, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+    )
+    tokenizer.train_from_iterator([TEXT] * 4, trainer)
+    tokenizer.add_special_tokens([AddedToken(t, special=True) for t in special])
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<|bos|>", eos_token="<|end|>"
+    )
+    fast.chat_template = CHAT_TEMPLATE
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(fast), hidden_size=64, intermediate_size=128, num_hidden_layers=4,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=256,
+        bos_token_id=fast.bos_token_id, eos_token_id=fast.eos_token_id, initializer_range=0.2,
+    )  # fmt: skip
+    LlamaForCausalLM(config).eval().save_pretrained(folder)
+    fast.save_pretrained(folder)
+    assert json.loads((folder / "config.json").read_text())["model_type"] == "llama"
+
+
+@pytest.fixture(scope="session")
+def tiny_artifact(tiny_model: Path, shared_folder: Path) -> Path:
+    """The tiny Llama compiled with method ngram, K = 0, 2, 4."""
+    return compiled(tiny_model, shared_folder / "tiny-ngram.specc", "ngram")
+
+
+def compiled(model: Path, output: Path, method: str, **options: object) -> Path:
+    """Compile once per run, whichever worker comes first."""
+    from specc.driver import CompileRequest, compile_model
+    from specc.progress import SilentProgress
+
+    with FileLock(str(output) + ".lock"):
+        if not output.exists():
+            request = CompileRequest(
+                str(model), output, method=method, num_speculative_tokens=(0, 2, 4), isa="avx2",
+                **options,  # type: ignore[arg-type]
+            )  # fmt: skip
+            compile_model(request, SilentProgress())
+    return output

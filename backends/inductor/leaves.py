@@ -55,9 +55,7 @@ def generate(function: Function, isa: str) -> str:
             exported = torch.export.export(
                 _Leaf(function.graph), example, dynamic_shapes=(dynamic,), strict=False
             )
-            files = torch._inductor.aot_compile(  # type: ignore[attr-defined]
-                exported.module(), example, options=_options(isa, folder)
-            )
+            torch._inductor.aot_compile(exported.module(), example, options=_options(isa, folder))
         except Exception as error:
             raise BackendError(
                 "SPECC-E0402",
@@ -65,7 +63,7 @@ def generate(function: Function, isa: str) -> str:
                 where=function.name,
                 cure="try --backend reference, and report the model",
             ) from error
-        (source,) = (Path(f) for f in files if str(f).endswith(".wrapper.cpp"))
+        (source,) = Path(folder).glob("*.wrapper.cpp")
         return _private_kernels(source.read_text())
 
 
@@ -88,11 +86,11 @@ def _options(isa: str, folder: str) -> dict[str, object]:
 @contextlib.contextmanager
 def _vector_isa(isa: str) -> Iterator[None]:
     """Let Inductor vectorise for `isa`, whatever this machine has."""
-    from torch._inductor import cpu_vec_isa  # noqa: PLC0415 (heavy)
+    from torch._inductor import cpu_vec_isa
 
     known = {256: cpu_vec_isa.VecAVX2, 512: cpu_vec_isa.VecAVX512}
     chosen = known[VECTOR_BITS[isa]]()
-    with mock.patch.object(cpu_vec_isa, "valid_vec_isa_list", lambda: [chosen]):
+    with mock.patch.object(cpu_vec_isa, "valid_vec_isa_list", return_value=[chosen]):
         yield
 
 

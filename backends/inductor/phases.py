@@ -32,15 +32,14 @@ def pack_weights(program: SpeculativeProgram) -> SpeculativeProgram:
         if f.role is Role.LEAF
     }
     weights: dict[str, Weight] = {}
-    functions = []
-    for name, function in program.functions.items():
-        if name in packable:
-            functions.append(_packed_leaf(function, packable[name]))
-        else:
-            functions.append(_packed_caller(program, function, packable, weights))
-    used = {
-        name for f in functions for n in f.graph.nodes if (name := weight_name(n)) is not None
-    }
+    functions = [
+        _packed_leaf(f, packable[f.name])
+        if f.name in packable
+        else _packed_caller(program, f, packable, weights)
+        for f in program.functions.values()
+    ]
+    nodes = [n for f in functions for n in f.graph.nodes]
+    used = {name for n in nodes if (name := weight_name(n)) is not None}
     store = program.weights.updated(weights).only(used)
     return replace(program, weights=store).with_functions(*functions)
 
@@ -71,7 +70,9 @@ def _packed_leaf(function: Function, packed: set[int]) -> Function:
             with graph.inserting_before(user):
                 if user.target is aten.linear.default:
                     bias = user.args[2] if len(user.args) > 2 else None
-                    new = graph.call_function(specc.linear.default, (user.args[0], node, bias, rows))
+                    new = graph.call_function(
+                        specc.linear.default, (user.args[0], node, bias, rows)
+                    )
                 else:
                     flat = graph.call_function(aten.reshape.default, (user.args[1], [-1]))
                     found = graph.call_function(specc.embedding.default, (flat, node, rows))

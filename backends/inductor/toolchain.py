@@ -28,7 +28,13 @@ _DEFINITIONS = (
 _CAPABILITY = {"x86-64-v3": "AVX2", "x86-64-v4": "AVX512"}
 # Contraction is off where Inductor wrote the code, since eager does not contract, and on where specc did, since its
 # kernels are chains of fused multiply-adds by design.
-_LEAF_FLAGS = ("-O3", "-ffp-contract=off", "-fno-trapping-math", "-fno-math-errno", "-fno-tree-loop-vectorize")
+_LEAF_FLAGS = (
+    "-O3",
+    "-ffp-contract=off",
+    "-fno-trapping-math",
+    "-fno-math-errno",
+    "-fno-tree-loop-vectorize",
+)
 _KERNEL_FLAGS = ("-O3", "-ffp-contract=fast")
 _COMMON = ("-std=c++20", "-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden", "-w")
 
@@ -62,7 +68,9 @@ class Toolchain:
     @cached_property
     def version(self) -> str:
         """First line of `g++ --version`."""
-        result = subprocess.run([self.compiler, "--version"], capture_output=True, text=True, check=False)
+        result = subprocess.run(
+            [self.compiler, "--version"], capture_output=True, text=True, check=False
+        )
         return result.stdout.splitlines()[0] if result.stdout else "unknown"
 
     @cached_property
@@ -83,7 +91,7 @@ class Toolchain:
         return Object(header + source, name, flags, own=False)
 
     def kernels(self) -> list[Object]:
-        """specc's own kernels and the shim that leaves call."""
+        """Specc's own kernels and the shim that leaves call."""
         folder = sources.CPP / "model"
         flags = (*_KERNEL_FLAGS, self.march, f"-I{sources.INCLUDE}", f"-I{folder}")
         files = sorted(p for p in folder.glob("*.cpp") if not p.name.startswith("bench_"))
@@ -99,12 +107,15 @@ class Toolchain:
         flags = ("-O2", "-fno-math-errno", f"-I{sources.INCLUDE}", f"-I{sources.CPP}",
                  f"-I{sources.CPP / 'core'}", f"-I{sources.CPP / 'tokenizer'}",
                  f'-DSPECC_VERSION="{version("specc-compiler")}"')  # fmt: skip
-        files = [p for part in ("core", "tokenizer") for p in sorted((sources.CPP / part).rglob("*.cpp"))]
+        files = [
+            p for part in ("core", "tokenizer") for p in sorted((sources.CPP / part).rglob("*.cpp"))
+        ]
         return [
             Object(
-                p.read_text(), "_".join(p.relative_to(sources.CPP).with_suffix("").parts),
+                p.read_text(),
+                "_".join(p.relative_to(sources.CPP).with_suffix("").parts),
                 (*flags, f"-iquote{p.parent}"),
-            )  # fmt: skip
+            )
             for p in files
         ]
 
@@ -129,7 +140,15 @@ class Toolchain:
         flags = [*_COMMON, *item.flags]
         # Headers are part of an object's identity: specc's by content, torch's by its version.
         settings = [f for f in flags if not f.startswith(("-I", "-iquote"))]
-        identity = "\0".join([self.version, torch.__version__, *settings, item.source, _headers() if item.own else ""])
+        identity = "\0".join(
+            [
+                self.version,
+                torch.__version__,
+                *settings,
+                item.source,
+                _headers() if item.own else "",
+            ]
+        )
         key = hashlib.sha256(identity.encode()).hexdigest()[:32]
         path = self.cache / f"{item.name}-{key}.o"
         if not path.exists():
@@ -144,7 +163,11 @@ class Toolchain:
     def _run(self, command: list[str], what: str) -> None:
         result = subprocess.run(command, capture_output=True, text=True, check=False)
         if result.returncode:
-            lines = [line for line in result.stderr.splitlines() if "error" in line or "undefined" in line]
+            lines = [
+                line
+                for line in result.stderr.splitlines()
+                if "error" in line or "undefined" in line
+            ]
             raise BackendError(
                 "SPECC-E0404", f"the C++ compiler failed on {what}", where=" ".join(command[:3]),
                 found="; ".join(lines[:5]) or result.stderr[-400:],
@@ -180,7 +203,7 @@ def leaf_table(names: Sequence[str], isa: str) -> str:
         )
         rows.append(
             f'    {{"{name}",\n'
-            f"     [](void** c) {{ return {p}_AOTInductorModelContainerCreateWithDevice(c, 1, \"cpu\", nullptr); }},\n"
+            f'     [](void** c) {{ return {p}_AOTInductorModelContainerCreateWithDevice(c, 1, "cpu", nullptr); }},\n'
             f"     [](void* c, specc_tensor** in, int n, specc_tensor** out, int m) {{\n"
             f"       return {p}_AOTInductorModelContainerRunSingleThreaded(c, in, n, out, m, nullptr, nullptr); }},\n"
             f"     [] {{ return {p}_AOTInductorGetLastError(); }}}},"

@@ -67,11 +67,11 @@ class ReferenceArtifact:
     def _step(self, entry: str, args: list[Tensor], attrs: Sequence[int]) -> list[Tensor]:
         if entry == "specc.cat":
             return [torch.cat(args)]
-        if entry in _OPERATIONS:
-            result = _OPERATIONS[entry](*args, *attrs)
-        else:
-            result = self._leaves[entry](*args)
-        return [] if result is None else list(result) if isinstance(result, (tuple, list)) else [result]
+        call = _OPERATIONS.get(entry) or self._leaves[entry]
+        result = call(*args, *attrs)
+        if isinstance(result, Tensor):
+            return [result]
+        return list(result or ())
 
     def generate(
         self, prompt: Sequence[int], *, max_tokens: int, num_speculative_tokens: int = 0,
@@ -91,7 +91,11 @@ class ReferenceArtifact:
         row = self._prefill(tokens[:-1], state)
         made = 0
         while made < max_tokens and len(tokens) < model.max_model_len:
-            k = num_speculative_tokens if len(tokens) + num_speculative_tokens <= model.max_model_len else 0
+            k = (
+                num_speculative_tokens
+                if len(tokens) + num_speculative_tokens <= model.max_model_len
+                else 0
+            )
             name = f"round_{k}_d{depth}" if k and depth else f"round_{k}"
             chosen, accepted = self._round(name, tokens, row, temperature, seed, state)
             if accepted < 0:

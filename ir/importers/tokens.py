@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from specc.errors import ModelError
 from specc.ir.importers.quiet import quiet
+from specc.ir.importers.tokenizer_gguf import mend_gguf_tokenizer
 
 if TYPE_CHECKING:
     from specc.ir.importers.gguf import GgufFile
@@ -85,7 +86,11 @@ def of_gguf(file: GgufFile) -> TokenizerFiles:
             tokenizer: Any = AutoTokenizer.from_pretrained(
                 str(file.path.parent), gguf_file=file.path.name, trust_remote_code=False
             )
-        text = _with_bos(tokenizer.backend_tokenizer.to_str(), file)
+        text = tokenizer.backend_tokenizer.to_str()
+        if file.meta.fields["tokenizer.ggml.model"] == "gpt2":
+            pre = str(file.meta.fields.get("tokenizer.ggml.pre", "gpt-2"))
+            text = json.dumps(mend_gguf_tokenizer(json.loads(text), pre), ensure_ascii=False)
+        text = _with_bos(text, file)
     except ModelError:
         raise
     except Exception as error:

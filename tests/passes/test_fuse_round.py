@@ -1,4 +1,3 @@
-# ruff: noqa: E501 (programs as they print)
 from dataclasses import replace
 
 import pytest

@@ -1,4 +1,3 @@
-# ruff: noqa: E501 (programs as they print)
 import pytest
 import torch
 from expecttest import assert_expected_inline

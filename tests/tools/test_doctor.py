@@ -29,9 +29,7 @@ def test_what_is_not_right_has_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:
         assert found[id_].hint
 
 
-def test_exit_codes(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_exit_codes(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     code = cli.main(["doctor", "--json"])
     payload = json.loads(capsys.readouterr().out)
     assert payload["schema"] == 1

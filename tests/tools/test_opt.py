@@ -97,9 +97,7 @@ def test_prints_the_program(capsys: pytest.CaptureFixture[str], model: str) -> N
     assert printed == stopped
 
 
-def test_dumps_every_stage(
-    capsys: pytest.CaptureFixture[str], model: str, tmp_path: Path
-) -> None:
+def test_dumps_every_stage(capsys: pytest.CaptureFixture[str], model: str, tmp_path: Path) -> None:
     code, out = opt(capsys, model, *SMALL, "--dump-dir", tmp_path / "d")
     assert code == 0
     names = [p.name for p in explain.pipeline_of("ngram").passes]

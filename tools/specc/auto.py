@@ -31,17 +31,24 @@ def choose_method(
     """
     candidates = ["ngram", "suffix", *(["draft_model"] if request.drafter else [])]
     if imported.tokenizer_json is None:
-        return "ngram", ("no tokenizer, so nothing was measured; ngram costs nothing when it finds nothing",)
+        return "ngram", (
+            "no tokenizer, so nothing was measured; ngram costs nothing when it finds nothing",
+        )
     ratios: dict[str, float] = {}
     for method in candidates:
         candidate = replace(request, method=method)
-        with tempfile.TemporaryDirectory(dir=request.output.resolve().parent, prefix=".auto.") as name:
+        with tempfile.TemporaryDirectory(
+            dir=request.output.resolve().parent, prefix=".auto."
+        ) as name:
             folder = Path(name)
             choice = pipeline_for(candidate, imported, progress)
             write(candidate, imported, choice, folder, (), progress)
             with progress.phase(f"measure {method}"):
                 ratios[method] = speed_ratio(folder)
-    why = [f"{m} ran at {r:.2f} of plain speed on chat, code and copy prompts here" for m, r in ratios.items()]
+    why = [
+        f"{m} ran at {r:.2f} of plain speed on chat, code and copy prompts here"
+        for m, r in ratios.items()
+    ]
     best = max(ratios, key=ratios.__getitem__)
     if ratios[best] < WORTH_IT:
         return "none", (*why, "nothing beats plain decoding")
@@ -53,7 +60,7 @@ def speed_ratio(artifact: Path) -> float:
     with Artifact.load(artifact) as engine:
         ratios = []
         for prompt in built_in():
-            ids = engine.tokenize(prompt.text, parse_special=True)
+            ids = prompt.ids(engine)
             turns = []
             for _ in range(ROUNDS):
                 plain, adaptive = (

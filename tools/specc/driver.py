@@ -100,8 +100,8 @@ def write(
     lowered = backend.lower(program, folder, device, progress)
     provenance = {
         **imported.provenance,
-        "model": request.model,
-        "drafter_model": request.drafter or "",
+        "model": _absolute(request.model),
+        "drafter_model": _absolute(request.drafter or ""),
         "argv": " ".join(sys.argv[1:]),
         "why": "; ".join((*why, *choice.why)),
         "python": sys.version.split()[0],
@@ -110,6 +110,11 @@ def write(
         program, lowered, folder, backend=backend.name, device=device,
         tokenizer=_tokenizer(imported, progress), provenance=provenance, progress=progress,
     )  # fmt: skip
+
+
+def _absolute(model: str) -> str:
+    """A path that still leads there from another folder; other spellings as they are."""
+    return str(Path(model).resolve()) if model and Path(model).exists() else model
 
 
 def build_program(
@@ -140,7 +145,9 @@ def with_defaults(request: CompileRequest, imported: ImportedModel) -> CompileRe
 def check_request(request: CompileRequest) -> None:
     """Raise UsageError for what no model could make right."""
     if request.method not in ("auto", *METHODS):
-        raise _usage("SPECC-E0112", f"there is no method {request.method}", ", ".join(("auto", *METHODS)))
+        raise _usage(
+            "SPECC-E0112", f"there is no method {request.method}", ", ".join(("auto", *METHODS))
+        )
     if request.quant != "none":
         raise _usage("SPECC-E0113", f"--quant {request.quant} is not built yet", "--quant none")
     if request.device != "cpu":
@@ -154,9 +161,13 @@ def check_request(request: CompileRequest) -> None:
             "distinct numbers from 0 to 32, such as 0,2,4,8",
         )  # fmt: skip
     if request.max_model_len is not None and request.max_model_len < 2:
-        raise _usage("SPECC-E0117", f"--max-model-len {request.max_model_len} is too small", "2 or more")
+        raise _usage(
+            "SPECC-E0117", f"--max-model-len {request.max_model_len} is too small", "2 or more"
+        )
     if not 1 <= request.prefill_chunk <= 512:
-        raise _usage("SPECC-E0118", f"--prefill-chunk {request.prefill_chunk} is out of range", "1 to 512")
+        raise _usage(
+            "SPECC-E0118", f"--prefill-chunk {request.prefill_chunk} is out of range", "1 to 512"
+        )
     wants_drafter = request.method == "draft_model"
     if wants_drafter and request.drafter is None:
         raise _usage("SPECC-E0119", "--method draft_model needs a second model", "--drafter MODEL")
@@ -169,7 +180,11 @@ def check_request(request: CompileRequest) -> None:
         ("--depths", request.depths, "eagle:adaptive"),
     ):
         if value is not None and request.method != method:
-            raise _usage("SPECC-E0122", f"--method {request.method} does not read {flag}", f"--method {method}")
+            raise _usage(
+                "SPECC-E0122",
+                f"--method {request.method} does not read {flag}",
+                f"--method {method}",
+            )
     if request.output.exists() and not request.force:
         raise _usage("SPECC-E0123", f"{request.output} is there already", "--force, or another -o")
 
@@ -182,7 +197,9 @@ def device_of(request: CompileRequest) -> Device:
     """The device that `--isa` asks for; `native` is the best this machine has."""
     if request.isa == "native":
         flags = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
-        wide = all(f" {f}" in flags for f in ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"))
+        wide = all(
+            f" {f}" in flags for f in ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
+        )
         return Device(isa=ISAS["avx512" if wide else "avx2"])
     return Device(isa=ISAS[request.isa])
 
@@ -213,8 +230,15 @@ def whole_or_nothing(output: Path, force: bool) -> Iterator[Path]:
         yield folder
         folder.chmod(0o755)
         if output.exists():
-            if not force or not ((output / "manifest.json").is_file() or output.is_dir() and not any(output.iterdir())):
-                raise _usage("SPECC-E0125", f"{output} is not an artifact, so it is not replaced", "another -o")
+            if not force or not (
+                (output / "manifest.json").is_file()
+                or (output.is_dir() and not any(output.iterdir()))
+            ):
+                raise _usage(
+                    "SPECC-E0125",
+                    f"{output} is not an artifact, so it is not replaced",
+                    "another -o",
+                )
             shutil.rmtree(output)
         os.replace(folder, output)
     finally:

@@ -164,7 +164,7 @@ def measure(
         told[prompt.name] = [*ids, *_run(artifact, ids, PLAIN, max_tokens)[1]]
     for repeat in range(repeats):
         for prompt, ids in encoded:
-                # The order changes from repeat to repeat: nobody always runs on a hot machine.
+            # The order changes from repeat to repeat: nobody always runs on a hot machine.
             for arm in (*arms[repeat % len(arms) :], *arms[: repeat % len(arms)]):
                 drafter = None
                 if synthetic and arm.k != 0:

@@ -41,13 +41,17 @@ def pipeline_for(request: CompileRequest, imported: ImportedModel, progress: Pro
     return METHODS[request.method](request, imported, shape, progress)
 
 
-def _none(request: CompileRequest, imported: ImportedModel, shape: Shape, progress: Progress) -> Choice:
+def _none(
+    request: CompileRequest, imported: ImportedModel, shape: Shape, progress: Progress
+) -> Choice:
     del imported, progress
     plain = Shape((0,), shape.max_model_len, shape.prefill_chunk)
     return Choice(pipelines.host("none", plain, request.drafter_options))
 
 
-def _host(request: CompileRequest, imported: ImportedModel, shape: Shape, progress: Progress) -> Choice:
+def _host(
+    request: CompileRequest, imported: ImportedModel, shape: Shape, progress: Progress
+) -> Choice:
     del imported, progress
     return Choice(pipelines.host(request.method, shape, request.drafter_options))
 
@@ -90,8 +94,10 @@ def _vocabulary(model: ImportedModel) -> dict[int, str] | None:
         return None
     tokenizer = json.loads(model.tokenizer_json)
     vocabulary = tokenizer["model"].get("vocab", {})
-    pairs = enumerate(p[0] for p in vocabulary) if isinstance(vocabulary, list) else (
-        (i, t) for t, i in vocabulary.items()
+    pairs = (
+        enumerate(p[0] for p in vocabulary)
+        if isinstance(vocabulary, list)
+        else ((i, t) for t, i in vocabulary.items())
     )
     return {**dict(pairs), **{t["id"]: t["content"] for t in tokenizer.get("added_tokens", [])}}
 
@@ -105,9 +111,14 @@ def _layerskip(
     with progress.phase("choose the layers to draft with"):
         best, tried = calibration.best_layers()
     k = max(range(1, 9), key=best.speedup)
-    lines = [f"keeping {len(e.layers)} layers agrees {e.agreement:.2f} at {e.cost:.2f} of the cost" for e in tried]
+    lines = [
+        f"keeping {len(e.layers)} layers agrees {e.agreement:.2f} at {e.cost:.2f} of the cost"
+        for e in tried
+    ]
     if best.speedup(k) < 1:
-        lines.append(f"at best {best.speedup(k):.2f} of plain speed is expected; the K=0 arm protects")
+        lines.append(
+            f"at best {best.speedup(k):.2f} of plain speed is expected; the K=0 arm protects"
+        )
         progress.note(f"layerskip will not pay on this model: {lines[-1]}")
     return Choice(pipelines.layerskip(shape, best.layers), tuple(lines))
 

@@ -21,7 +21,7 @@ SCRIPTS = [
     "中文文本测试，没有空格的句子。龘",
     "한국어 텍스트 테스트 각",
     "🎉🔥 ∑ 👩‍👩‍👧‍👦 🇩🇪🇫🇷 👍🏽 ❤️ 🏴󠁧󠁢󠁥󠁮󠁧󠁿",
-    "e\u0301 a\u0308\u0323 a\u0323\u0308 \u1e69 s\u0307\u0323 ﬁ ﬃ ĳ Ⅷ ㎏ ｶﾞ Å \u212b \u0344 \u0958 ﷺ",  # noqa: E501
+    "e\u0301 a\u0308\u0323 a\u0323\u0308 \u1e69 s\u0307\u0323 ﬁ ﬃ ĳ Ⅷ ㎏ ｶﾞ Å \u212b \u0344 \u0958 ﷺ",
     'def f(x: int) -> str:\n    return f"{x!r:>10}"  # comment\n\n\n\tif a<=b&&c!=d: pass\r\n',
     "   leading  and   trailing   ",
     "\n\n\n  \n \t \r\n\r \u00a0\u2003\u3000x\u200b\u2028y\u0085z",

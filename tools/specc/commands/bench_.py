@@ -9,6 +9,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from specc import flags, output, prompts
+from specc.engines import open_compiled
 from specc.flags import Json
 from specc.measurement import (
     PLAIN,
@@ -62,7 +63,7 @@ def main(
         rates = flags.probabilities("--synthetic-acceptance", synthetic_acceptance)
     asked = prompts.from_file(prompts_file) if prompts_file else prompts.built_in()
     progress = SilentProgress() if json else TerminalProgress()
-    with Artifact.load(artifact, threads) as engine:
+    with open_compiled(artifact, threads) as engine:
         manifest = engine.manifest
         if rates and not (manifest.drafter.host and manifest.speculates):
             raise flags.conflict(
@@ -162,9 +163,7 @@ def render(
     return "\n".join(lines)
 
 
-def _phases(
-    engine: Artifact, found: Measurements, asked: list[Prompt]
-) -> dict[str, float]:
+def _phases(engine: Artifact, found: Measurements, asked: list[Prompt]) -> dict[str, float]:
     """Seconds of the widest K: drafting, verifying (and accepting), the rest.
 
     A drafter inside the round has no clock of its own: its time is what the round takes beyond

@@ -8,9 +8,9 @@ from pathlib import Path
 from specc import flags, output
 from specc.commands.run_ import summary
 from specc.conversation import Answer, Conversation
+from specc.engines import open_compiled
 from specc.errors import RequestError
 from specc.flags import Json
-from specc.runtime import Artifact
 from specc.templates import ChatTemplate
 
 HELP = "/reset forgets the conversation, /exit ends, Ctrl-C stops an answer."
@@ -49,7 +49,7 @@ def main(
     flags.at_least("--temperature", temperature, 0)
     flags.at_least("--threads", threads, 0)
     template = ChatTemplate.of_artifact(artifact)
-    with Artifact.load(artifact, threads) as engine, engine.session() as session:
+    with open_compiled(artifact, threads) as engine, engine.session() as session:
         k = flags.draft_length(engine.manifest, num_speculative_tokens)
         session.configure(
             max_tokens=max_tokens, temperature=temperature, seed=seed, num_speculative_tokens=k

@@ -7,9 +7,10 @@ import time
 from pathlib import Path
 
 from specc import flags, output, prompts
+from specc.engines import open_any
 from specc.flags import Json, Switch
 from specc.prompts import Prompt
-from specc.runtime import Artifact, Engine, Generation
+from specc.runtime import Engine, Generation
 from specc.runtime.stats import Stats
 from specc.streaming import TextStream
 from specc.templates import ChatTemplate
@@ -60,7 +61,7 @@ def main(
     if chat and asked.text is None:
         raise flags.conflict("--chat needs text", "give the message with --prompt TEXT")
     began = time.monotonic()
-    with Artifact.load(artifact, threads) as engine:
+    with open_any(artifact, threads) as engine:
         k = flags.draft_length(engine.manifest, num_speculative_tokens)
         load_s = time.monotonic() - began
         prompt_ids = _prompt_ids(engine, artifact, asked, chat=chat)
@@ -99,7 +100,7 @@ def summary(stats: Stats, finish_reason: str) -> str:
     return ", ".join(parts)
 
 
-def _prompt_ids(engine: Artifact, path: Path, asked: Prompt, *, chat: bool) -> list[int]:
+def _prompt_ids(engine: Engine, path: Path, asked: Prompt, *, chat: bool) -> list[int]:
     if not chat:
         return asked.ids(engine)
     message = {"role": "user", "content": asked.text or ""}

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from specc import flags, output, prompts
+from specc.engines import open_compiled
 from specc.flags import Json, Switch
 from specc.progress import Progress, SilentProgress, TerminalProgress
-from specc.runtime import Artifact, Manifest
+from specc.runtime import Manifest
 from specc.verification import Divergence, Limits, Report, Verdict, Verifier
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def main(
     reference = _load_eager(manifest, model, progress) if eager else None
     limits = Limits(max_tokens, ignore_eos, margin)
     phase = progress.phase(f"verify {prompts.total(asked)}")
-    with Artifact.load(artifact, threads) as engine, phase:
+    with open_compiled(artifact, threads) as engine, phase:
         report = Verifier(engine, limits, reference).run(asked)
     if json:
         output.emit(payload(report))
