@@ -35,8 +35,9 @@ def import_exported(program: ExportedProgram) -> tuple[Function, dict[str, Weigh
     `program` takes tokens i64[T] and positions i64[T] and returns logits [T, V].
     Raises ModelError for a symbolic size that cannot be removed or an input of another kind.
     """
-    with quiet():
-        program = program.run_decompositions({})
+    if _mutates(program.graph):
+        with quiet():
+            program = program.run_decompositions({})  # functionalises; three times the cost of tracing
     weights: dict[str, Weight] = {}
     builder = Builder()
     values: dict[fx.Node, Any] = {}
@@ -70,6 +71,17 @@ def import_exported(program: ExportedProgram) -> tuple[Function, dict[str, Weigh
             cure="choose another architecture; `specc doctor` lists those that work",
         ) from error
     return Function("target", Role.TARGET, builder.graph, ("logits",)), weights
+
+
+def _mutates(graph: fx.Graph) -> bool:
+    """Whether some operation writes to its argument, or the graph has parts that need flattening."""
+    return any(
+        n.op == "call_function"
+        and (not isinstance(n.target, torch._ops.OpOverload) or n.target._schema.is_mutable)
+        and getattr(n.target, "__module__", "") not in ("_operator", "math", "builtins")
+        and "sym_" not in str(n.target)
+        for n in graph.nodes
+    )
 
 
 def layer_of(node: fx.Node) -> str:
