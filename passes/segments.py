@@ -57,13 +57,12 @@ class Segment:
     def canonical(self) -> str:
         """Equal for segments that compute the same on corresponding inputs."""
         number = {n: i for i, n in enumerate([*self.inputs, *self.nodes])}
-        shared = [n.name for n in self.inputs if _input_rank(n) == 0 and n is not self.stream_in]
         types = [str(type_of(n)) for n in self.inputs]
         body = [
             (str(n.target), *fx.map_arg((n.args, n.kwargs), lambda s: f"%{number[s]}"))
             for n in self.nodes
         ]
-        return repr((shared, types, body, [number[n] for n in self.outputs]))
+        return repr((types, body, [number[n] for n in self.outputs]))
 
 
 def _input_rank(node: fx.Node) -> int:
@@ -81,15 +80,17 @@ def cut(graph: fx.Graph) -> list[Segment]:
         raise PassError(
             "SPECC-E0341", "the target has no attention", cure="choose a transformer decoder"
         )
-    cuts = _cuts(graph, body, hidden)
+    early = _early_shared(body, hidden, attentions)
+    body = _moved_forward(body, early)
+    attentions = [i for i, n in enumerate(body) if n.target is ops.cached_attention.default]
+    cuts = _cuts(graph, body, hidden - set(early))
     starts = [_last_cut(cuts, body, attentions, j) for j in range(len(attentions))]
     ends = [*starts[1:], _end_of_last(body, cuts, starts, attentions)]
     streams = [cuts[s] for s in (*starts, ends[-1])]
     later = set(body[starts[0] + 1 :])
     used_later = [n for n in shared if not later.isdisjoint(n.users)]
-    segments = [
-        Segment("embed", -1, [*shared, *body[: starts[0] + 1]], None, [streams[0], *used_later])
-    ]
+    passed_on = [streams[0], *used_later, *early]
+    segments = [Segment("embed", -1, [*shared, *body[: starts[0] + 1]], None, passed_on)]
     kinds: dict[str, int] = {}
     for j, (start, end) in enumerate(zip(starts, ends, strict=True)):
         layer = Segment("layer", j, body[start + 1 : end + 1], streams[j], [streams[j + 1]])
@@ -109,6 +110,36 @@ def _hidden(graph: fx.Graph) -> set[fx.Node]:
         if is_source or any(s in found for s in node.all_input_nodes):
             found.add(node)
     return found
+
+
+def _early_shared(
+    body: list[fx.Node], hidden: set[fx.Node], attentions: list[int]
+) -> list[fx.Node]:
+    """Values made of the tokens alone that later layers read beside the stream: per-layer embeddings.
+
+    Those used after the second attention, and those made like them for the first layer.
+    """
+    if len(attentions) < 2:
+        return []
+    place = {n: i for i, n in enumerate(body)}
+    deep: set[fx.Node] = set()  # depends on some attention
+    for node in body:
+        attends = node.target is ops.cached_attention.default
+        if attends or any(s in deep for s in node.all_input_nodes):
+            deep.add(node)
+    edge = [n for n in body if n in hidden and n not in deep and not deep.isdisjoint(n.users)]
+    late = [n for n in edge if any(place[u] > attentions[1] for u in n.users if u in deep)]
+    sources = {(n.target, s) for n in late for s in n.all_input_nodes}
+    return [n for n in edge if any((n.target, s) in sources for s in n.all_input_nodes)]
+
+
+def _moved_forward(body: list[fx.Node], early: list[fx.Node]) -> list[fx.Node]:
+    """`body` with `early`, and what it is made of, in front; the order within stays."""
+    needed: set[fx.Node] = set(early)
+    for node in reversed(body):
+        if node in needed:
+            needed.update(node.all_input_nodes)
+    return [n for n in body if n in needed] + [n for n in body if n not in needed]
 
 
 def _cuts(graph: fx.Graph, body: list[fx.Node], hidden: set[fx.Node]) -> dict[int, fx.Node]:

@@ -37,7 +37,9 @@ def import_exported(program: ExportedProgram) -> tuple[Function, dict[str, Weigh
     """
     if _mutates(program.graph):
         with quiet():
-            program = program.run_decompositions({})  # functionalises; three times the cost of tracing
+            program = program.run_decompositions(
+                {}
+            )  # functionalises; three times the cost of tracing
     weights: dict[str, Weight] = {}
     builder = Builder()
     values: dict[fx.Node, Any] = {}
