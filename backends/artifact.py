@@ -22,6 +22,9 @@ MODEL_ABI = 1
 WEIGHTS = "weights.safetensors"
 MANIFEST = "manifest.json"
 
+LINE = 64
+"""Bytes of a cache line: every weight begins on one."""
+
 
 @dataclass(frozen=True)
 class TokenizerFiles:
@@ -72,12 +75,15 @@ def write_artifact(
         "num_speculative_tokens": list(contract.num_speculative_tokens),
         "drafter": {
             "kind": contract.kind,
-            "host": contract.host,
+            "state": str(contract.state),
+            "lag": contract.lag,
+            "host_drafter": contract.host_drafter,
             "depths": list(contract.depths),
             "layers": list(contract.layers),
             "taps": list(contract.taps),
-            **contract.options,
+            "options": dict(contract.options),
         },
+        "rounds": [vars(played) for played in program.rounds],
         "state": [
             {
                 "name": b.name, "dtype": b.type.dtype, "shape": list(b.type.shape),
@@ -107,28 +113,31 @@ def _renamed(plan: Plan, names: Mapping[str, str]) -> Plan:
 def write_weights(weights: WeightStore, names: Mapping[str, str], path: Path) -> int:
     """Write every distinct weight once, one after the other, and return the file's size.
 
-    The safetensors format (github.com/huggingface/safetensors), with the header padded so that tensors begin at
-    multiples of 64 bytes: whole cache lines first, odd sizes last. Written tensor by tensor, since a model may not
-    fit in memory twice; the library's own writer takes all at once and does not align.
+    The safetensors format (github.com/huggingface/safetensors), with the header padded and small `fill` tensors in
+    between, so that every weight begins on a cache line (the format allows no holes). Written tensor by tensor, since a
+    model may not fit in memory twice; the library's own writer takes all at once and does not align.
     """
-    unique = sorted(set(names.values()), key=lambda n: (_bytes(weights[n].type) % 64 != 0, n))
+    unique = sorted(set(names.values()))
     header: dict[str, Any] = {}
     offset = 0
     for name in unique:
         type_ = weights[name].type
-        end = offset + _bytes(type_)
-        header[name] = {
-            "dtype": type_.dtype.upper(), "shape": list(type_.shape), "data_offsets": [offset, end]
-        }  # fmt: skip
-        offset = end
+        begin, end = offset, offset + _bytes(type_)
+        shape, dtype = list(type_.shape), type_.dtype.upper()
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+        offset = end + -end % LINE
+        if offset > end:
+            fill = {"dtype": "U8", "shape": [offset - end], "data_offsets": [end, offset]}
+            header[f"fill.{len(header)}"] = fill
     text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-(len(text) + 8) % 64)
+    text += b" " * (-(len(text) + 8) % LINE)
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little"))
         file.write(text)
         for name in unique:
             tensor = weights[name].load().detach().contiguous()
             file.write(tensor.reshape(-1).view(torch.uint8).numpy().data)
+            file.write(bytes(-file.tell() % LINE))
         return file.tell()
 
 

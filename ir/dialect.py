@@ -72,7 +72,10 @@ def _attention(
     lambda window, chunk: torch.empty((), dtype=torch.int64),
 )
 def _mask(window: int, chunk: int) -> Tensor:
-    """Stands for a mask while a model is traced; importers read its numbers, then drop it."""
+    """Stands for a mask while a model is traced; importers read its numbers, then drop it.
+
+    Like `masked_by`, no program may hold it (rule 11 of `ir.check`).
+    """
     return torch.tensor(window)
 
 
@@ -154,7 +157,8 @@ def splitmix64(x: int) -> int:
 def gumbel(seed: int, position: int, vocab_size: int) -> Tensor:
     """Noise f64[vocab_size] of a token: a function of (seed, absolute position, id) alone."""
     base = splitmix64(splitmix64(seed & _MASK) ^ position)
-    uniform = [((splitmix64(base ^ v) >> 11) + 0.5) * 2.0**-53 for v in range(vocab_size)]
+    # 52 bits, since 53 and a half could round to 1, and its noise to infinity.
+    uniform = [((splitmix64(base ^ v) >> 12) + 0.5) * 2.0**-52 for v in range(vocab_size)]
     return -torch.log(-torch.log(torch.tensor(uniform, dtype=torch.float64)))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -95,8 +95,17 @@ def results_of(graph: fx.Graph) -> tuple[fx.Node, ...]:
     return tuple(results) if isinstance(results, (tuple, list)) else (results,)  # type: ignore[arg-type,return-value]
 
 
+def at_rows(type_: Any, rows: int | None) -> Any:
+    """The type, tuple of types or None `type_` with `rows` in place of T; as it is for None."""
+    if rows is None or type_ is None:
+        return type_
+    if isinstance(type_, tuple):
+        return tuple(at_rows(t, rows) for t in type_)
+    return TensorType(type_.dtype, tuple(rows if d == "T" else d for d in type_.shape))
+
+
 class Builder:
-    """Appends typed nodes to a graph. Values are FX nodes; every node gets `meta["type"]`."""
+    """Appends typed nodes to a graph. Values are FX nodes; each gets `meta["type"]`, None for an effect."""
 
     def __init__(self, graph: fx.Graph | None = None) -> None:
         self.graph = graph or fx.Graph()
@@ -140,12 +149,7 @@ class Builder:
     ) -> list[fx.Node]:
         """A call of another function; `rows` replaces T in the types of its results, returned."""
         node = self.graph.create_node("call_module", function.name, tuple(args))
-        dims: Mapping[str, int] = {} if rows is None else {"T": rows}
-        types = [
-            TensorType(t.dtype, tuple(dims.get(d, d) if isinstance(d, str) else d for d in t.shape))
-            for t in map(type_of, results_of(function.graph))
-        ]
-        node.meta["type"] = tuple(types)
+        node.meta["type"] = at_rows(tuple(map(type_of, results_of(function.graph))), rows)
         node.meta["writes"] = any(map(has_effect, function.graph.nodes))
         return self._items(node)
 

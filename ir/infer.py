@@ -93,4 +93,4 @@ def _open_size(node: fx.Node, small: torch.Tensor, large: torch.Tensor, where: s
 
 
 def _place(node: fx.Node, where: str) -> str:
-    return str(node.meta.get("layer") or where or node.name)
+    return str(node.meta.get("origin") or where or node.name)

@@ -1,9 +1,13 @@
-"""Programs as text: total, stable, without object ids. Tests and `specc opt` compare it."""
+"""Programs as text: all but the contents of weights and where operations come from; stable, without object ids.
+
+Tests and `specc opt` compare it. `provenance` is not shown.
+"""
 
 from __future__ import annotations
 
 import itertools
 import operator
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +15,8 @@ import torch
 from torch import fx
 
 from specc.ir.graphs import state_name, weight_name
-from specc.ir.program import Contract, Function, Role, SpeculativeProgram
+from specc.ir.program import Contract, DraftState, Function, ModelInfo, Role, SpeculativeProgram
+from specc.ir.weights import Weight, WeightStore
 
 
 def text(program: SpeculativeProgram) -> str:
@@ -21,17 +26,51 @@ def text(program: SpeculativeProgram) -> str:
 
 def _lines(program: SpeculativeProgram) -> Iterator[str]:
     yield f"program {program.name} S={program.max_model_len} chunk={program.prefill_chunk}"
+    yield _model(program.model)
     yield _drafter(program.contract)
     yield from map(str, program.state.values())
+    yield from _weights(program.weights)
+    for played in program.rounds:
+        depth = f" depth={played.depth}" if played.depth else ""
+        yield f"round K={played.k}{depth}: {played.function}"
     order = {role: place for place, role in enumerate(Role)}
     for function in sorted(program.functions.values(), key=lambda f: order[f.role]):
         yield from function_lines(function)
+
+
+def _model(model: ModelInfo) -> str:
+    parts = [f"model {model.architecture} vocab={model.vocab_size} hidden={model.hidden_size}"]
+    parts += [f"layers={model.num_layers} positions={model.max_position}"]
+    parts += [f"eos={list(model.eos_token_ids)}"]
+    parts += [] if model.bos_token_id is None else [f"bos={model.bos_token_id}"]
+    return " ".join(parts)
+
+
+_HASH = re.compile(r"([0-9a-f]{8})[0-9a-f]{56}")
+
+
+def _weights(weights: WeightStore) -> Iterator[str]:
+    """A line for each: how it was derived (hashes cut short), or which earlier one it is.
+
+    Contents are not compared, since that would read them all.
+    """
+    first: dict[Weight | str, str] = {}
+    for name, weight in sorted(weights.items()):
+        line = f"weight @{name}: {weight.type}"
+        known = first.setdefault(weight.derivation or weight, name)
+        if known != name:
+            line += f" = @{known}"
+        elif weight.derivation:
+            line += " = " + _HASH.sub(r"\1", weight.derivation)
+        yield line
 
 
 def _drafter(contract: Contract) -> str:
     """The contract; what is empty is not shown."""
     parts = [f"drafter {contract.kind} K={list(contract.num_speculative_tokens)}"]
     parts += ["on the host"] if contract.host else []
+    parts += ["with own state"] if contract.state is DraftState.OWN else []
+    parts += [f"lag={contract.lag}"] if contract.lag else []
     for name in ("layers", "depths", "taps"):
         if values := getattr(contract, name):
             parts.append(f"{name}={list(values)}")
@@ -80,10 +119,18 @@ def _statement(node: fx.Node, names: dict[fx.Node, str]) -> str:
 
 def _operation(node: fx.Node) -> str:
     if node.op == "call_module":
-        return f"call {node.target}"
+        return f"call {node.target}{_part(node)}"
     if isinstance(node.target, torch._ops.OpOverload):
         return str(node.target).removesuffix(".default")
     return getattr(node.target, "__name__", str(node.target))
+
+
+def _part(node: fx.Node) -> str:
+    """What a call of a leaf is in its model."""
+    part, layer = node.meta.get("part"), node.meta.get("layer", -1)
+    if part is None:
+        return ""
+    return f" {{{part} {layer}}}" if part == "layer" else f" {{{part}}}"
 
 
 def _argument(value: Any, names: dict[fx.Node, str]) -> str:

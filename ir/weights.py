@@ -12,6 +12,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from specc.errors import InvalidProgramError
 from specc.ir.types import TensorType
 
 
@@ -70,8 +71,24 @@ class WeightStore(Mapping[str, Weight]):
     def __len__(self) -> int:
         return len(self._weights)
 
-    def updated(self, more: Mapping[str, Weight]) -> WeightStore:
-        """This store with `more` added or put in place of those of the same name."""
+    def added(self, more: Mapping[str, Weight]) -> WeightStore:
+        """This store with `more`.
+
+        Raises InvalidProgramError (SPECC-E0303) for a name that already stands for another content.
+        """
+        for name, weight in more.items():
+            known = self._weights.get(name, weight)
+            if known is not weight and (known.type != weight.type or known.key != weight.key):
+                raise InvalidProgramError(
+                    "SPECC-E0303", f"the name {name} already stands for another weight",
+                    expected=str(weight.type), found=str(known.type),
+                    cure="rename that weight of the model",
+                )  # fmt: skip
+        fresh = {n: w for n, w in more.items() if n not in self._weights}
+        return WeightStore({**self._weights, **fresh})
+
+    def replaced(self, more: Mapping[str, Weight]) -> WeightStore:
+        """This store with `more` in place of what had these names, if anything did."""
         return WeightStore({**self._weights, **more})
 
     def only(self, names: set[str]) -> WeightStore:

@@ -13,8 +13,8 @@ from specc.errors import PassError
 from specc.ir import Role, SpeculativeProgram, TensorType, Weight
 from specc.ir.graphs import Builder
 from specc.ir.program import Function
-from specc.passes.base import Pass, PassResult, need, promise
-from specc.passes.replay import parts_of, replay, token_inputs
+from specc.passes.base import Pass, PassResult, need, promise, same
+from specc.passes.replay import mark, parts_of, replay, token_inputs
 
 aten = torch.ops.aten
 
@@ -61,20 +61,27 @@ class AttachAdapter(Pass):
             need(f"tap.{count - depth}" in program.state, "a tap is missing", "tap-hidden-states")
 
     def call(self, program: SpeculativeProgram) -> PassResult:
-        if "adapter" in program.functions or not self.adapters:
+        if not self.adapters:
             return PassResult(program, modified=False)
-        weights: dict[str, Weight] = {}
-        for depth, adapter in self.adapters.items():
-            for part in ("embedding", "hidden", "bias"):
-                weights[f"adapter.{depth}.{part}"] = Weight.of(getattr(adapter, part).float())
-        program = replace(program, weights=program.weights.updated(weights)).with_functions(
-            _leaf(program.model.hidden_size)
-        )
+        if "adapter" in program.functions:
+            same("depths", program.contract.depths, tuple(sorted(self.adapters)))
+            program.weights.added(self._weights())  # refuses other contents
+            return PassResult(program, modified=False)
+        program = replace(
+            program, weights=program.weights.added(self._weights())
+        ).with_functions(_leaf(program.model.hidden_size))  # fmt: skip
         drafts = [_draft(program, depth) for depth in sorted(self.adapters)]
         contract = replace(program.contract, depths=tuple(sorted(self.adapters)))
         return PassResult(
             replace(program, contract=contract).with_functions(*drafts), modified=True
         )
+
+    def _weights(self) -> dict[str, Weight]:
+        weights: dict[str, Weight] = {}
+        for depth, adapter in self.adapters.items():
+            for part in ("embedding", "hidden", "bias"):
+                weights[f"adapter.{depth}.{part}"] = Weight.of(getattr(adapter, part).float())
+        return weights
 
     def ensures(self, program: SpeculativeProgram) -> None:
         promise(
@@ -108,6 +115,7 @@ def _draft(program: SpeculativeProgram, depth: int) -> Function:
     def adapt(embedded: fx.Node) -> fx.Node:
         arguments = [embedded, hidden, *matrices]
         adapted.extend(builder.call(program.functions["adapter"], arguments, 1))
+        mark(adapted[0], "adapter", -1)
         return adapted[0]
 
     count = program.model.num_layers

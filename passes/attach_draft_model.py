@@ -9,10 +9,10 @@ import torch
 from torch import fx
 
 from specc.errors import PassError
-from specc.ir import Owner, Role, SpeculativeProgram, StateBuffer, Weight
+from specc.ir import DraftState, Owner, Role, SpeculativeProgram, StateBuffer, Weight
 from specc.ir.graphs import Builder, state_name, type_of, weight_name
 from specc.ir.program import Function
-from specc.passes.base import Pass, PassResult, need, promise
+from specc.passes.base import Pass, PassResult, need, promise, same
 from specc.passes.replay import parts_of, replay, token_inputs
 
 PREFIX = "draft."
@@ -56,16 +56,19 @@ class AttachDraftModel(Pass):
             )  # fmt: skip
 
     def call(self, program: SpeculativeProgram) -> PassResult:
-        if "draft" in program.functions:
-            return PassResult(program, modified=False)
         assert self.drafter is not None
+        if "draft" in program.functions:
+            theirs = {PREFIX + name: weight for name, weight in self.drafter.weights.items()}
+            program.weights.added(theirs)  # refuses other contents
+            same("the drafter's weights", sorted(_drafters(program)), sorted(theirs))
+            return PassResult(program, modified=False)
         merged = _merge(program, self.drafter)
         builder = Builder()
         inputs = token_inputs(builder, "T")
         replay(builder, merged, "prefill", inputs, None, head=False)
         replay(builder, merged, "draft.target", inputs, None, head=False)
         prefill = Function("prefill", Role.PREFILL, builder.output(), ())
-        functions = [prefill]
+        drafts = []
         for name, rows in (("draft_first", 2), ("draft", 1)):
             builder = Builder()
             last = builder.weight("constant.one", merged.weights["constant.one"].type)
@@ -74,14 +77,18 @@ class AttachDraftModel(Pass):
                 head_row=last if rows == 2 else None,
             )  # fmt: skip
             assert logits is not None
-            functions.append(Function(name, Role.DRAFT, builder.output(logits), ("logits",)))
-        return PassResult(
-            merged.with_functions(*functions).without_function("draft.target"), modified=True
-        )
+            drafts.append(Function(name, Role.DRAFT, builder.output(logits), ("logits",)))
+        contract = replace(program.contract, state=DraftState.OWN, lag=1)
+        merged = replace(merged, contract=contract).with_functions(*drafts).replacing(prefill)
+        return PassResult(merged.without_function("draft.target"), modified=True)
 
     def ensures(self, program: SpeculativeProgram) -> None:
         owners = {b.owner for b in program.state.values()}
         promise(owners == {Owner.TARGET, Owner.DRAFTER}, "the drafter has no cache of its own")
+
+
+def _drafters(program: SpeculativeProgram) -> list[str]:
+    return [name for name in program.weights if name.startswith(PREFIX)]
 
 
 def _merge(program: SpeculativeProgram, drafter: SpeculativeProgram) -> SpeculativeProgram:
@@ -102,6 +109,6 @@ def _merge(program: SpeculativeProgram, drafter: SpeculativeProgram) -> Speculat
             values[node].meta = dict(node.meta)
     renamed = Function("draft.target", Role.DRAFT, builder.graph, source.outputs)
     buffers: list[StateBuffer] = list(drafter.state.values())
-    return replace(program, weights=program.weights.updated(weights)).with_functions(
+    return replace(program, weights=program.weights.added(weights)).with_functions(
         *leaves, renamed
     ).with_state(*buffers)  # fmt: skip

@@ -10,7 +10,7 @@ from specc.ir.dialect import ops
 from specc.ir.graphs import Builder, results_of, type_of
 from specc.ir.program import Function
 from specc.ir.types import TensorType
-from specc.passes.base import Pass, PassResult, need
+from specc.passes.base import Pass, PassResult, need, same
 
 ONE = TensorType("i64", (1,))
 
@@ -35,10 +35,13 @@ class BuildAccept(Pass):
         need("verify_0" in program.functions, "there is no verify", "build-verify")
 
     def call(self, program: SpeculativeProgram) -> PassResult:
+        ks = program.contract.num_speculative_tokens
         if "accept_0" in program.functions:
+            there = tuple(k for k in ks if f"accept_{k}" in program.functions)
+            same("K", there, ks)
             return PassResult(program, modified=False)
         functions = []
-        for k in program.contract.num_speculative_tokens:
+        for k in ks:
             (scored,) = results_of(program.functions[f"verify_{k}"].graph)
             row = TensorType("i64", (k + 1,))
             builder = Builder()

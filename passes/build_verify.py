@@ -9,7 +9,7 @@ from specc.errors import PassError
 from specc.ir import Role, SpeculativeProgram
 from specc.ir.graphs import Builder, results_of, type_of
 from specc.ir.program import Function
-from specc.passes.base import Pass, PassResult, promise
+from specc.passes.base import Pass, PassResult, promise, same
 from specc.passes.replay import parts_of, replay, token_inputs
 
 
@@ -39,9 +39,10 @@ class BuildVerify(Pass):
             )  # fmt: skip
 
     def call(self, program: SpeculativeProgram) -> PassResult:
-        if "verify_0" in program.functions:
-            return PassResult(program, modified=False)
         ks = tuple(sorted({0, *self.num_speculative_tokens}))
+        if "verify_0" in program.functions:
+            same("K", program.contract.num_speculative_tokens, ks)
+            return PassResult(program, modified=False)
         functions = []
         for k in ks:
             builder = Builder()

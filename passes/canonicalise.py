@@ -70,9 +70,9 @@ class Canonicalise(Pass):
             return PassResult(program, modified=False)
         infer_types(graph)
         used = {name for node in graph.nodes if (name := weight_name(node)) is not None}
-        store = program.weights.updated(weights).only(used)
+        store = program.weights.added(weights).only(used)
         function = Function("target", Role.TARGET, graph, target.outputs)
-        return PassResult(replace(program, weights=store).with_functions(function), modified=True)
+        return PassResult(replace(program, weights=store).replacing(function), modified=True)
 
 
 def _simplify(program: SpeculativeProgram, graph: fx.Graph, weights: dict[str, Weight]) -> int:
@@ -225,6 +225,6 @@ def _constant_value(
     alone = replace(
         program,
         functions={"f": Function("f", Role.LEAF, backward_slice(node), ("value",))},
-        weights=program.weights.updated(weights),
+        weights=program.weights.added(weights),
     )
     return evaluate(alone, "f", [], {})[0].contiguous().clone()

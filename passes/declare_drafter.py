@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from specc.errors import PassError
-from specc.ir import SpeculativeProgram
-from specc.passes.base import Pass, PassResult
+from specc.ir import DraftState, SpeculativeProgram
+from specc.passes.base import Pass, PassResult, same
 
 HOST_OPTIONS: Mapping[str, Mapping[str, tuple[float, float, float]]] = {
     "none": {},
@@ -23,7 +23,10 @@ HOST_OPTIONS: Mapping[str, Mapping[str, tuple[float, float, float]]] = {
 
 @dataclass(frozen=True)
 class DeclareDrafter(Pass):
-    """Set the contract's kind and options.
+    """Set the contract's kind, where it drafts, and its options.
+
+    A drafter that is not on the host is taken to draft through the target's caches, until the pass
+    that attaches it says otherwise.
 
     Before: drafter none
     After:  drafter ngram prompt_lookup_max=4 prompt_lookup_min=2
@@ -65,7 +68,13 @@ class DeclareDrafter(Pass):
 
     def call(self, program: SpeculativeProgram) -> PassResult:
         contract = replace(
-            program.contract, kind=self.kind, host=self.host, options=self._options()
-        )
-        changed = contract != program.contract
-        return PassResult(replace(program, contract=contract), modified=changed)
+            program.contract, kind=self.kind, options=self._options(),
+            state=DraftState.NONE if self.host else DraftState.TARGET,
+            host_drafter=self.kind if self.host and self.kind != "none" else None,
+        )  # fmt: skip
+        found = program.contract
+        if found.kind != "none":
+            same("kind", found.kind, self.kind)
+            same("options", dict(found.options), contract.options)
+            return PassResult(program, modified=False)
+        return PassResult(replace(program, contract=contract), modified=contract != found)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 from torch import fx
 
-from specc.ir import Role, SpeculativeProgram, TensorType
+from specc.ir import Role, Round, SpeculativeProgram, TensorType
 from specc.ir.dialect import ops
 from specc.ir.graphs import Builder, type_of
 from specc.ir.program import Function
@@ -29,7 +29,8 @@ class FuseRound(Pass):
         2. verify_K on root and drafts at positions length .. length + K
         3. accept_K
 
-    Commit is the host's: it adds accepted + 1 to the length. A drafter chooses by the same rule and
+    `previous`, where a round takes it, is the token before the root; at length 0 there is none, and it
+    is the root. Commit is the host's: it adds accepted + 1 to the length. A drafter chooses by the same rule and
     noise as the target, so that it agrees as often as it can.
     """
 
@@ -43,13 +44,15 @@ class FuseRound(Pass):
         need(program.contract.host or drafts or silent, "nothing drafts", attach)
 
     def call(self, program: SpeculativeProgram) -> PassResult:
-        if "round_0" in program.functions:
+        if program.rounds:
             return PassResult(program, modified=False)
-        rounds = []
+        functions, rounds = [], []
         for k in program.contract.num_speculative_tokens:
             for depth in program.contract.depths if k and program.contract.depths else (0,):
-                rounds.append(_Round(program, k, depth).function())
-        return PassResult(program.with_functions(*rounds), modified=True)
+                functions.append(_Round(program, k, depth).function())
+                rounds.append(Round(functions[-1].name, k, depth))
+        fused = replace(program, rounds=tuple(rounds)).with_functions(*functions)
+        return PassResult(fused, modified=True)
 
     def ensures(self, program: SpeculativeProgram) -> None:
         for function in program.functions.values():

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from specc.errors import PassError
 from specc.ir import Role, SpeculativeProgram
 from specc.ir.graphs import Builder
 from specc.ir.program import Function
-from specc.passes.base import Pass, PassResult, promise
+from specc.passes.base import Pass, PassResult, promise, same
 from specc.passes.replay import parts_of, replay, token_inputs
 
 
@@ -30,9 +31,15 @@ class GatherLogits(Pass):
 
     def requires(self, program: SpeculativeProgram) -> None:
         parts_of(program)
+        if self.prefill_chunk < 1:
+            raise PassError(
+                "SPECC-E0335", f"a prefill of {self.prefill_chunk} rows makes no progress",
+                expected="1 row or more", cure="correct --prefill-chunk",
+            )  # fmt: skip
 
     def call(self, program: SpeculativeProgram) -> PassResult:
         if "prefill" in program.functions:
+            same("prefill_chunk", program.prefill_chunk, self.prefill_chunk)
             return PassResult(program, modified=False)
         builder = Builder()
         replay(builder, program, "target", token_inputs(builder, "T"), None, head=False)

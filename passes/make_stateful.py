@@ -10,11 +10,11 @@ from torch import fx
 
 from specc.ir import Owner, Role, SpeculativeProgram, StateBuffer, StateKind
 from specc.ir.dialect import ops
-from specc.ir.graphs import STATE, copy_graph, type_of
+from specc.ir.graphs import STATE, copy_graph, state_name, type_of
 from specc.ir.infer import infer_types
 from specc.ir.program import Function
 from specc.ir.types import TensorType
-from specc.passes.base import Pass, PassResult, need, promise
+from specc.passes.base import Pass, PassResult, need, promise, same
 
 aten = torch.ops.aten
 
@@ -43,6 +43,10 @@ class MakeStateful(Pass):
     def call(self, program: SpeculativeProgram) -> PassResult:
         target = program.functions["target"]
         if not _attentions(target.graph):
+            names = {state_name(n) for n in target.graph.nodes}
+            there = [b for b in program.state.values() if b.name in names]
+            owners = {b.owner for b in there if b.kind is StateKind.KV_CACHE}
+            same("owner", owners or {self.owner}, {self.owner})
             return PassResult(program, modified=False)
         graph, _ = copy_graph(target.graph)
         positions = next(n for n in graph.nodes if n.name == "positions")
@@ -56,7 +60,7 @@ class MakeStateful(Pass):
             _rewrite(graph, node, caches[k, v], positions)  # type: ignore[index]
         infer_types(graph)
         function = Function("target", Role.TARGET, graph, target.outputs)
-        return PassResult(program.with_functions(function).with_state(*state), modified=True)
+        return PassResult(program.replacing(function).with_state(*state), modified=True)
 
     def ensures(self, program: SpeculativeProgram) -> None:
         promise(
@@ -93,7 +97,7 @@ def _rewrite(graph: fx.Graph, node: fx.Node, caches: list[fx.Node], positions: f
     with graph.inserting_before(node):
         arguments = (_rows_first(graph, q), *caches, positions, scale, window, softcap, sinks)
         attended = graph.call_function(ops.cached_attention.default, arguments)
-        attended.meta["layer"] = node.meta.get("layer", "")
+        attended.meta["origin"] = node.meta.get("origin", "")
         result = graph.call_function(aten.unsqueeze.default, (attended, 0))
     node.replace_all_uses_with(result)
     graph.erase_node(node)

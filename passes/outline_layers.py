@@ -13,7 +13,8 @@ from specc.ir.dialect import ops
 from specc.ir.graphs import Builder, has_effect, state_name, type_of, weight_name
 from specc.ir.program import Function
 from specc.ir.types import TensorType
-from specc.passes.base import Pass, PassResult, need, promise
+from specc.passes.base import Pass, PassResult, need, promise, same
+from specc.passes.replay import mark
 from specc.passes.segments import Segment, cut, outline
 
 
@@ -47,7 +48,9 @@ class OutlineLayers(Pass):
 
     def call(self, program: SpeculativeProgram) -> PassResult:
         target = program.functions["target"]
-        if any(node.op == "call_module" for node in target.graph.nodes):
+        calls = [str(n.target) for n in target.graph.nodes if n.op == "call_module"]
+        if calls:
+            same("prefix", calls[0].removesuffix("embed"), self.prefix)
             return PassResult(program, modified=False)
         segments = cut(target.graph)
         builder = Builder()
@@ -59,13 +62,11 @@ class OutlineLayers(Pass):
             leaf = self._leaf(segment, leaves)
             args = [self._argument(builder, source, values) for source in segment.inputs]
             results = builder.call(leaf, args)
-            call = results[0].args[0]
-            assert isinstance(call, fx.Node)
-            call.meta["part"], call.meta["layer"] = segment.part, segment.layer
+            mark(results[0], segment.part, segment.layer)
             values.update(zip(segment.outputs, results, strict=True))
         logits = values[segments[-1].outputs[0]]
         function = Function("target", Role.TARGET, builder.output(logits), target.outputs)
-        rewritten = program.with_functions(*leaves.values(), function)
+        rewritten = program.with_functions(*leaves.values()).replacing(function)
         layers = sum(s.part == "layer" for s in segments)
         return PassResult(
             replace(rewritten, model=replace(program.model, num_layers=layers)), modified=True

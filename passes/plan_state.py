@@ -8,7 +8,16 @@ from typing import ClassVar
 from specc.errors import PassError
 from specc.ir import Function, Owner, SpeculativeProgram, StateBuffer, StateKind, TensorType
 from specc.ir.graphs import copy_graph, state_name
-from specc.passes.base import Pass, PassResult, promise
+from specc.passes.base import Pass, PassResult, promise, same
+from specc.passes.tabulate_positions import tables
+
+
+def _enough(what: str, found: int, least: int, option: str) -> None:
+    if found < least:
+        raise PassError(
+            "SPECC-E0335", f"too few {what}", expected=f"{least} or more", found=str(found),
+            cure=f"correct {option}, or what the pass that made them was given",
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -35,9 +44,26 @@ class PlanState(Pass):
                 expected=f"2 to {limit}, what the model was trained for",
                 cure="choose another --max-model-len",
             )
+        positions = program.max_model_len or self.max_model_len
+        longest = max(program.prefill_chunk, program.contract.num_speculative_tokens[-1] + 1)
+        if "prefill" in program.functions:
+            _enough("rows of a prefill", program.prefill_chunk, 1, "--prefill-chunk")
+        for name, rows in tables(program).items():
+            _enough(f"rows of @{name}", rows, positions, "--max-model-len")
+        for buffer in program.state.values():
+            if buffer.kind is StateKind.HIDDEN_STATES:
+                rows = int(buffer.type.shape[0])
+                _enough(f"rows of ${buffer.name}", rows, longest, "--prefill-chunk")
+            elif buffer.type.shape[1] not in ("S", positions):
+                raise PassError(
+                    "SPECC-E0335", f"${buffer.name} holds another number of positions",
+                    expected=f"S, or {positions}", found=str(buffer.type),
+                    cure="plan target and drafter together",
+                )  # fmt: skip
 
     def call(self, program: SpeculativeProgram) -> PassResult:
         if program.max_model_len:
+            same("max_model_len", program.max_model_len, self.max_model_len)
             return PassResult(program, modified=False)
         state = {name: self._planned(buffer) for name, buffer in program.state.items()}
         functions = {}
@@ -58,6 +84,10 @@ class PlanState(Pass):
         promise(
             all(b.zone and b.bytes > 0 for b in program.state.values()), "a buffer has no place"
         )
+        for buffer in program.state.values():
+            if buffer.kind is StateKind.KV_CACHE:
+                held = buffer.type.shape[1]
+                promise(held == program.max_model_len, f"${buffer.name} holds {held} positions")
 
     def _planned(self, buffer: StateBuffer) -> StateBuffer:
         zone = (

@@ -9,7 +9,7 @@ from specc.errors import PassError
 from specc.ir import Role, SpeculativeProgram
 from specc.ir.graphs import Builder
 from specc.ir.program import Function
-from specc.passes.base import Pass, PassResult, promise
+from specc.passes.base import Pass, PassResult, promise, same
 from specc.passes.replay import parts_of, replay, token_inputs
 
 
@@ -46,6 +46,7 @@ class PruneLayers(Pass):
 
     def call(self, program: SpeculativeProgram) -> PassResult:
         if "draft" in program.functions:
+            same("layers", program.contract.layers, self.layers)
             return PassResult(program, modified=False)
         builder = Builder()
         inputs = token_inputs(builder, 1)

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 from torch import fx
 
+from specc.errors import PassError
 from specc.ir import SpeculativeProgram, TensorType
 from specc.ir.dialect import ops
-from specc.ir.graphs import Builder, results_of, state_name, type_of, weight_name
+from specc.ir.graphs import Builder, at_rows, results_of, state_name, type_of, weight_name
 from specc.passes.base import need
 
 
@@ -58,17 +59,42 @@ def replay(
             if part == "head" and not head:
                 continue
             if part == "layer" and layers is not None and node.meta["layer"] not in layers:
-                stream_in = node.args[0]
-                assert isinstance(stream_in, fx.Node)
-                values[_items(node)[0]] = values[stream_in]
+                _pass_on(node, values)
                 continue
             _call(builder, program, node, values, rows, head_row if part == "head" else None)
             if part == "embed" and stream is not None:
                 values[_items(node)[0]] = stream(values[_items(node)[0]])
-        elif node.op == "call_function" and node.target is not operator.getitem and taps:
-            builder.op(node.target, *(values[a] for a in node.args), type_=None)
+        elif node.op == "call_function" and node not in values:
+            _copy(builder, node, values, rows, taps)
     results = results_of(source.graph)
     return values.get(results[0]) if results else None
+
+
+def _copy(
+    builder: Builder, node: fx.Node, values: dict[fx.Node, fx.Node], rows: int | None, taps: bool
+) -> None:
+    """Another operation than a call. What read the head goes with it, and taps if none are wanted."""
+    left_out = any(source not in values for source in node.all_input_nodes)
+    if left_out or (node.target is ops.cache_copy.default and not taps):
+        return
+    values[node] = builder.graph.node_copy(node, values.__getitem__)
+    values[node].meta = {**node.meta, "type": at_rows(node.meta.get("type"), rows)}
+
+
+def _pass_on(node: fx.Node, values: dict[fx.Node, fx.Node]) -> None:
+    """Leave a layer out: its stream is what came in."""
+    stream_in = node.args[0]
+    assert isinstance(stream_in, fx.Node)
+    for item in _items(node):
+        if _index(item) == 0:
+            values[item] = values[stream_in]
+        elif item.users:
+            raise PassError(
+                "SPECC-E0336", f"layer {node.meta['layer']} cannot be left out",
+                expected="a layer that gives the residual stream alone",
+                found=f"result {_index(item)} of {node.target} is used elsewhere",
+                cure="keep this layer with --draft-layers",
+            )  # fmt: skip
 
 
 def _items(node: fx.Node) -> list[fx.Node]:
@@ -91,11 +117,16 @@ def _call(
         one = TensorType(type_of(args[0]).dtype, (1, *type_of(args[0]).shape[1:]))
         args[0], rows = builder.op(ops.row.default, args[0], only_row, type_=one), 1
     results = builder.call(program.functions[str(node.target)], args, rows)
-    call = results[0].args[0]
-    assert isinstance(call, fx.Node)
-    call.meta["part"], call.meta["layer"] = node.meta["part"], node.meta["layer"]
+    mark(results[0], node.meta["part"], node.meta["layer"])
     for item in _items(node):
         values[item] = results[_index(item)]
+
+
+def mark(result: fx.Node, part: str, layer: int) -> None:
+    """Note on the call that gave `result` which part of a model it is."""
+    call = result.args[0]
+    assert isinstance(call, fx.Node)
+    call.meta["part"], call.meta["layer"] = part, layer
 
 
 def token_inputs(builder: Builder, rows: int | str) -> dict[str, fx.Node]:

@@ -117,7 +117,8 @@ def _early_shared(
 ) -> list[fx.Node]:
     """Values made of the tokens alone that later layers read beside the stream: per-layer embeddings.
 
-    Those used after the second attention, and those made like them for the first layer.
+    Those used after the second attention, and those made like them for the first layer. Of a model
+    with one attention none can be told from what the layer computes itself; it is refused.
     """
     if len(attentions) < 2:
         return []
@@ -178,7 +179,7 @@ def _last_cut(cuts: dict[int, fx.Node], body: list[fx.Node], attentions: list[in
         raise PassError(
             "SPECC-E0342",
             "more than one tensor flows between two layers",
-            where=str(body[attentions[j]].meta.get("layer", f"layer {j}")),
+            where=str(body[attentions[j]].meta.get("origin", f"layer {j}")),
             expected="one residual stream",
             cure="choose an architecture whose layers exchange nothing but hidden states",
         )
@@ -203,8 +204,8 @@ def _end_of_last(
                 return end
     stream = cuts[start].meta["type"]
     places = [i for i in cuts if i > attentions[-1] and cuts[i].meta["type"] == stream]
-    path = str(body[attentions[-1]].meta.get("layer", "")).rpartition(".")[0]
-    inside = [i for i in places if path and str(body[i].meta.get("layer", "")).startswith(path)]
+    path = str(body[attentions[-1]].meta.get("origin", "")).rpartition(".")[0]
+    inside = [i for i in places if path and str(body[i].meta.get("origin", "")).startswith(path)]
     if not places:
         raise PassError("SPECC-E0343", "the last layer has no end", cure="report the architecture")
     return max(inside) if inside else max(places)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -14,7 +15,7 @@ from specc.ir.evaluate import evaluate
 from specc.ir.graphs import WEIGHT, backward_slice, copy_graph, drop_dead, type_of, weight_name
 from specc.ir.infer import infer_types
 from specc.ir.program import Function, Role
-from specc.passes.base import Pass, PassResult, need, promise
+from specc.passes.base import Pass, PassResult, need, promise, same
 
 aten = torch.ops.aten
 
@@ -55,6 +56,8 @@ class TabulatePositions(Pass):
             and any(u not in positional for u in n.users)
         ]  # fmt: skip
         if not edges:
+            for name, rows in tables(program).items():
+                same(f"rows of @{name}", rows, self.max_model_len)
             return PassResult(program, modified=False)
         graph, copies = copy_graph(target.graph)
         weights: dict[str, Weight] = {}
@@ -67,8 +70,8 @@ class TabulatePositions(Pass):
         infer_types(graph)
         function = Function("target", Role.TARGET, graph, target.outputs)
         used = {used_name for n in graph.nodes if (used_name := weight_name(n)) is not None}
-        store = program.weights.updated(weights).only(used)
-        return PassResult(replace(program, weights=store).with_functions(function), modified=True)
+        store = program.weights.added(weights).only(used)
+        return PassResult(replace(program, weights=store).replacing(function), modified=True)
 
     def ensures(self, program: SpeculativeProgram) -> None:
         graph = program.functions["target"].graph
@@ -84,7 +87,7 @@ class TabulatePositions(Pass):
         if shape.count("T") != 1:
             raise PassError(
                 "SPECC-E0333", f"{edge.target} of positions has shape {type_of(edge)}",
-                where=str(edge.meta.get("layer", "")), expected="one dimension T",
+                where=str(edge.meta.get("origin", "")), expected="one dimension T",
                 cure="choose another architecture",
             )  # fmt: skip
         dim = shape.index("T")
@@ -101,7 +104,7 @@ class TabulatePositions(Pass):
             raise PassError(
                 "SPECC-E0332",
                 "a position's value depends on the other positions of the call",
-                where=str(edge.meta.get("layer", "")),
+                where=str(edge.meta.get("origin", "")),
                 found="dynamic rope scaling",
                 cure="use a static rope_type (llama3, yarn, longrope, linear) "
                 "or a smaller --max-model-len",
@@ -113,6 +116,15 @@ class TabulatePositions(Pass):
         """What the model computes at `edge` for the positions `at`."""
         rows = Function("rows", Role.LEAF, backward_slice(edge), ("rows",))
         return evaluate(replace(program, functions={"rows": rows}), "rows", [at], {})[0]
+
+
+def tables(program: SpeculativeProgram) -> dict[str, int]:
+    """Rows of each table that this pass made, here or in a drafter that was attached."""
+    return {
+        name: int(weight.type.shape[0])
+        for name, weight in program.weights.items()
+        if re.fullmatch(r"(draft\.)?table\.\d+", name)
+    }
 
 
 def _positional(graph: fx.Graph) -> set[fx.Node]:

@@ -11,7 +11,7 @@ from specc.ir.dialect import ops
 from specc.ir.graphs import STATE, copy_graph, type_of
 from specc.ir.program import Function
 from specc.ir.types import TensorType
-from specc.passes.base import Pass, PassResult, promise
+from specc.passes.base import Pass, PassResult, promise, same
 from specc.passes.replay import parts_of
 
 
@@ -50,6 +50,9 @@ class TapHiddenStates(Pass):
                 )  # fmt: skip
 
     def call(self, program: SpeculativeProgram) -> PassResult:
+        taps = [program.state.get(f"tap.{j}") for j in self.layers]
+        for buffer in filter(None, taps):
+            same(f"rows of ${buffer.name}", buffer.type.shape[0], self.rows)
         wanted = [j for j in self.layers if f"tap.{j}" not in program.state]
         if not wanted:
             return PassResult(program, modified=False)
@@ -73,7 +76,7 @@ class TapHiddenStates(Pass):
             buffers.append(buffer)
         function = Function("target", Role.TARGET, graph, target.outputs)
         contract = replace(program.contract, taps=tuple(sorted({*program.contract.taps, *wanted})))
-        rewritten = program.with_functions(function).with_state(*buffers)
+        rewritten = program.replacing(function).with_state(*buffers)
         return PassResult(replace(rewritten, contract=contract), modified=True)
 
     def ensures(self, program: SpeculativeProgram) -> None:

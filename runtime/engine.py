@@ -60,7 +60,8 @@ class Artifact:
     def load(cls, path: str | Path, threads: int = 0, *, library: Path | None = None) -> Self:
         """Open the artifact in directory `path`.
 
-        `threads`: 0 takes the physical cores this process may use.
+        `threads`: 0 takes the physical cores this process may use. They belong to its model
+        library: where that is in use already, it keeps those it has (see `threads`).
         `library`: another libspecc.so than the artifact's.
         Raises ArtifactError: SPECC-E0501 to E0508.
         """
@@ -79,6 +80,12 @@ class Artifact:
         """Of the runtime library."""
         text: bytes = self._library.specc_version()
         return text.decode()
+
+    @property
+    def threads(self) -> int:
+        """How many run its kernels."""
+        count: int = self._library.specc_artifact_threads(self._open())
+        return count
 
     def tokenize(
         self, text: str, *, add_special: bool = True, parse_special: bool = False

@@ -23,6 +23,9 @@ DTYPE_BYTES = {
 Dim = int | str
 """A number, or `"T"`: the rows of a call."""
 
+STATES = ("none", "target", "own")
+HOST_DRAFTERS = ("ngram", "suffix")
+
 _MOST_BYTES = 32 << 20  # of manifest text; the engine draws the same line
 _MOST_TOKENS = 1 << 31
 
@@ -50,13 +53,33 @@ class Model:
 
 @dataclass(frozen=True)
 class Drafter:
-    """Who drafts. `options` is what the drafter's kind adds to the common fields."""
+    """Who drafts.
+
+    `state`: through whose caches, one of STATES. `lag`: rows a round feeds it again. `host_drafter`:
+    the runtime's code that drafts, if any does. `options`: what that code reads.
+    """
 
     kind: str
-    host: bool
+    state: str
+    lag: int = 0
+    host_drafter: str | None = None
     depths: tuple[int, ...] = ()
     layers: tuple[int, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def host(self) -> bool:
+        """Whether drafts come from outside the rounds."""
+        return self.state == "none"
+
+
+@dataclass(frozen=True)
+class Round:
+    """The function that plays a round of `k` drafts, `depth` deep; 0 where there are no depths."""
+
+    function: str
+    k: int
+    depth: int
 
 
 @dataclass(frozen=True)
@@ -114,6 +137,7 @@ class Manifest:
     model: Model
     num_speculative_tokens: tuple[int, ...]
     drafter: Drafter
+    rounds: tuple[Round, ...]
     state: tuple[StateBuffer, ...]
     functions: Mapping[str, Function]
     weights_file: str
@@ -156,6 +180,9 @@ class Manifest:
         root = Field(document, source)
         schema = _schema_version(root)
         model = _model(root["model"])
+        lengths = _draft_lengths(root["num_speculative_tokens"])
+        drafter = _drafter(root["drafter"])
+        functions = {n: _function(n, f) for n, f in root["functions"].entries()}
         return cls(
             schema_version=schema,
             abi=root["abi"].integer(0),
@@ -166,10 +193,11 @@ class Manifest:
             lossless=root["lossless"].boolean(),
             device=_device(root["device"]),
             model=model,
-            num_speculative_tokens=_draft_lengths(root["num_speculative_tokens"]),
-            drafter=_drafter(root["drafter"]),
+            num_speculative_tokens=lengths,
+            drafter=drafter,
+            rounds=_rounds(root["rounds"], lengths, drafter, functions),
             state=tuple(_state(item) for item in root["state"].items()),
-            functions={n: _function(n, f) for n, f in root["functions"].entries()},
+            functions=functions,
             weights_file=_inner_path(root["weights"]["file"]),
             weights_bytes=root["weights"]["bytes"].integer(0),
             files={n: _file(n, f) for n, f in root["files"].entries()},
@@ -181,6 +209,17 @@ class Manifest:
     def speculates(self) -> bool:
         """Whether any round drafts."""
         return len(self.num_speculative_tokens) > 1
+
+    def round(self, k: int, depth: int = 0) -> Round:
+        """The round of `k` drafts; `depth` counts only where such rounds have depths.
+
+        Raises KeyError for one that the artifact does not have.
+        """
+        wanted = depth if k and self.drafter.depths else 0
+        for played in self.rounds:
+            if (played.k, played.depth) == (k, wanted):
+                return played
+        raise KeyError((k, depth))
 
     @property
     def state_bytes_by_zone(self) -> dict[str, int]:
@@ -250,14 +289,42 @@ def _draft_lengths(at: Field) -> tuple[int, ...]:
 
 
 def _drafter(at: Field) -> Drafter:
-    known = {"kind", "host", "depths", "layers"}
+    state, named = at["state"], at.get("host_drafter")
+    if state.string() not in STATES:
+        raise damaged(state.path, ", ".join(STATES), state.string())
+    if named.value is not None and named.string() not in HOST_DRAFTERS:
+        raise damaged(named.path, f"{', '.join(HOST_DRAFTERS)} or null", named.string())
+    if named.value is not None and state.string() != "none":
+        raise damaged(named.path, "null, as the drafter has state", named.string())
+    depths = at.get("depths").integers(1, 1024, default=())
+    if list(depths) != sorted(set(depths)):
+        raise damaged(f"{at.path}.depths", "an ascending list", str(list(depths)))
     return Drafter(
         kind=at["kind"].string(),
-        host=at["host"].boolean(),
-        depths=at.get("depths").integers(1, 1024, default=()),
+        state=state.string(),
+        lag=at["lag"].integer(0, 1 if state.string() == "own" else 0),
+        host_drafter=None if named.value is None else named.string(),
+        depths=depths,
         layers=at.get("layers").integers(0, 1 << 20, default=()),
-        options={name: f.value for name, f in at.entries() if name not in known},
+        options=at.get("options").mapping({}),
     )
+
+
+def _rounds(
+    at: Field, lengths: tuple[int, ...], drafter: Drafter, functions: Mapping[str, Function]
+) -> tuple[Round, ...]:
+    """One for each K, or for each K and depth; a round without drafts has no depth."""
+    rounds = []
+    for item in at.items():
+        name = item["function"]
+        rounds.append(Round(name.string(), item["k"].integer(0), item["depth"].integer(0)))
+        if name.string() not in functions:
+            raise damaged(name.path, "the name of a function", name.string())
+    expected = [(k, d) for k in lengths for d in (drafter.depths if k else ()) or (0,)]
+    found = sorted((r.k, r.depth) for r in rounds)
+    if found != expected:
+        raise damaged(at.path, f"rounds of (k, depth) {expected}", str(found))
+    return tuple(rounds)
 
 
 def _state(at: Field) -> StateBuffer:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ctypes as c
+import hashlib
+import os
 import re
+import threading
 from pathlib import Path
 
 from specc.errors import ArtifactError, RequestError, SpeccError
@@ -25,6 +28,7 @@ _PROTOTYPES: dict[str, tuple[object, list[object]]] = {
     "specc_artifact_load": (c.c_int, [c.c_char_p, c.c_int32, c.POINTER(c.c_void_p)]),
     "specc_artifact_free": (None, [c.c_void_p]),
     "specc_artifact_manifest": (c.c_char_p, [c.c_void_p]),
+    "specc_artifact_threads": (c.c_int32, [c.c_void_p]),
     "specc_tokenize": (
         c.c_int,
         [
@@ -60,10 +64,39 @@ _PROTOTYPES: dict[str, tuple[object, list[object]]] = {
 }  # fmt: skip
 
 
+_lock = threading.Lock()
+_loaded: dict[tuple[int, ...], c.CDLL] = {}
+"""Libraries by the file they came from; they stay for good, as Python never unloads any."""
+
+
+def _map(path: Path) -> c.CDLL:
+    """The library in this very file.
+
+    By its path the dynamic linker would hand out what it loaded from there before, even if another
+    file has that name since. So it gets a path by way of a descriptor, spelt as for no other file:
+    "a//b" and "a/./b" mean the same, which gives a bit to spell at every slash.
+    """
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        about = os.fstat(descriptor)
+        key = (about.st_dev, about.st_ino, about.st_mtime_ns, about.st_size)
+        with _lock:
+            if key not in _loaded:
+                digest = hashlib.sha256(repr(key).encode()).digest()
+                bits = f"{int.from_bytes(digest[:8], 'big'):064b}"
+                spelling = "".join("./" if bit == "1" else "/" for bit in bits)
+                unique = f"/proc/self/fd/{spelling}{descriptor}"
+                # Without /proc (not Linux) by its path.
+                _loaded[key] = c.CDLL(unique if os.path.exists(unique) else str(path))
+            return _loaded[key]
+    finally:
+        os.close(descriptor)
+
+
 def load_library(path: Path) -> c.CDLL:
     """Open libspecc.so, and check its interface version before anything else of it is touched."""
     try:
-        library = c.CDLL(str(path))
+        library = _map(path)
         version_of = library.specc_interface_version
     except (OSError, AttributeError) as error:
         raise ArtifactError(

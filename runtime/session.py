@@ -73,7 +73,7 @@ class Session:
     def set_drafter(self, drafter: Drafter | None) -> None:
         """Draft with `drafter` in place of the artifact's own; None gives that back.
 
-        What it raises, `next` raises.
+        What it raises, `next` raises; a token that was committed all the same is in `tokens`.
         """
 
         def call(_user: object, committed: Any, count: int, k: int, draft: Any) -> int:
@@ -103,15 +103,14 @@ class Session:
         """The next committed token; None at the end, see `finish_reason`."""
         token = c.c_int64()
         result = self._library.specc_session_next(self._open(), c.byref(token))
+        if result == native.OK:  # committed, whatever the drafter said
+            self._tokens.append(token.value)
+        self._cancelled = result == native.CANCELLED
         if (error := self._callback_error) is not None:
             self._callback_error = None
             raise error
         self._check(result)
-        self._cancelled = result == native.CANCELLED
-        if result != native.OK:
-            return None
-        self._tokens.append(token.value)
-        return token.value
+        return token.value if result == native.OK else None
 
     def iterate(self) -> Iterator[int]:
         """Tokens until the end."""

@@ -78,13 +78,15 @@ def tiny_artifact(tiny_model: Path, shared_folder: Path) -> Path:
 
 def compiled(model: Path, output: Path, method: str, **options: object) -> Path:
     """Compile once per run, whichever worker comes first."""
-    from specc.driver import CompileRequest, compile_model
+    from specc.driver import compile_model
     from specc.progress import SilentProgress
+    from specc.request import CompileRequest
 
     with FileLock(str(output) + ".lock"):
         if not output.exists():
+            ks = None if method == "none" else (0, 2, 4)
             request = CompileRequest(
-                str(model), output, method=method, num_speculative_tokens=(0, 2, 4), isa="avx2",
+                str(model), output, method=method, num_speculative_tokens=ks, isa="avx2",
                 **options,  # type: ignore[arg-type]
             )  # fmt: skip
             compile_model(request, SilentProgress())

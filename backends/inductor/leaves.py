@@ -14,7 +14,7 @@ from unittest import mock
 import torch
 from torch import fx, nn
 
-from specc.backends.inductor.packed import c_shims
+from specc.backends.inductor.shims import c_shims
 from specc.errors import BackendError
 from specc.ir import Function
 from specc.ir.graphs import type_of
@@ -55,7 +55,7 @@ def generate(function: Function, isa: str) -> str:
             exported = torch.export.export(
                 _Leaf(function.graph), example, dynamic_shapes=(dynamic,), strict=False
             )
-            torch._inductor.aot_compile(exported.module(), example, options=_options(isa, folder))
+            torch._inductor.aot_compile(exported.module(), example, options=options(isa, folder))
         except Exception as error:
             raise BackendError(
                 "SPECC-E0402",
@@ -67,7 +67,8 @@ def generate(function: Function, isa: str) -> str:
         return _private_kernels(source.read_text())
 
 
-def _options(isa: str, folder: str) -> dict[str, object]:
+def options(isa: str, folder: str) -> dict[str, object]:
+    """What Inductor is told; its files go to `folder`."""
     return {
         "aot_inductor.package": True,
         "aot_inductor.package_cpp_only": True,

@@ -6,6 +6,8 @@ import hashlib
 import os
 import re
 import shutil
+import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -13,8 +15,7 @@ import torch
 
 from specc.backends.base import Device, Lowered, Progress
 from specc.backends.inductor import leaves
-from specc.backends.inductor.packed import c_shims
-from specc.backends.inductor.phases import pack_weights
+from specc.backends.inductor.phases import pack_weights, unpacked
 from specc.backends.inductor.toolchain import Toolchain
 from specc.backends.plan import plan_of
 from specc.errors import BackendError
@@ -45,6 +46,9 @@ class InductorBackend:
                 expected=f"torch {TORCH}.x", found=torch.__version__, cure=f"pip install torch=={TORCH}.0",
             )  # fmt: skip
         cache = cache_folder()
+        if slow := unpacked(program):
+            shown = ", ".join(slow[:3]) + (", ..." if len(slow) > 3 else "")
+            progress.note(f"slow products: {len(slow)} matrices cannot be packed ({shown})")
         packed = pack_weights(program)
         used = [f for f in packed.functions.values() if f.role is Role.LEAF]
         chain = Toolchain(device.isa, cache / "objects")
@@ -83,19 +87,25 @@ def cache_folder() -> Path:
 
 def _source(function: Function, isa: str, cache: Path) -> str:
     """Generated C++ of `function`, from the cache if this text was compiled before."""
-    graph = "\n".join(list(function_lines(function))[1:])
-    types = [str(n.meta["type"]) for n in function.inputs]
-    generator = Path(leaves.__file__).read_text()
-    identity = "\0".join([graph, *types, isa, torch.__version__, generator, str(c_shims())])
-    path = cache / f"{hashlib.sha256(identity.encode()).hexdigest()[:32]}.cpp"
+    path = cache / f"{_identity(function, isa)}.cpp"
     if path.exists():
         return path.read_text()
     source = leaves.generate(function, isa)
     cache.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(f".{os.getpid()}")
-    temporary.write_text(source)
-    temporary.replace(path)
+    # A file of its own for each writer, in the same folder so that replacing is atomic.
+    with tempfile.NamedTemporaryFile("w", dir=cache, suffix=".part", delete=False) as temporary:
+        temporary.write(source)
+    Path(temporary.name).replace(path)
     return source
+
+
+def _identity(function: Function, isa: str) -> str:
+    """Names what `leaves.generate` is given, the function's name aside: equal leaves are generated once."""
+    text = function_lines(replace(function, name="leaf"))
+    generator = Path(leaves.__file__).read_text()
+    options = sorted(map(str, leaves.options(isa, "").items()))
+    identity = "\0".join([*text, isa, torch.__version__, generator, *options])
+    return hashlib.sha256(identity.encode()).hexdigest()[:32]
 
 
 def shim_names() -> set[str]:

@@ -7,9 +7,9 @@ from dataclasses import replace
 import torch
 from torch import fx
 
-from specc.backends.inductor.packed import TILE, pack
 from specc.ir import Function, Role, SpeculativeProgram, TensorType, Weight
 from specc.ir.graphs import copy_graph, type_of, weight_name
+from specc.ir.packed import TILE, pack
 
 aten = torch.ops.aten
 specc = torch.ops.specc
@@ -40,8 +40,28 @@ def pack_weights(program: SpeculativeProgram) -> SpeculativeProgram:
     ]
     nodes = [n for f in functions for n in f.graph.nodes]
     used = {name for n in nodes if (name := weight_name(n)) is not None}
-    store = program.weights.updated(weights).only(used)
-    return replace(program, weights=store).with_functions(*functions)
+    store = program.weights.added(weights).only(used)
+    return replace(program, weights=store).replacing(*functions)
+
+
+def unpacked(program: SpeculativeProgram) -> list[str]:
+    """Matrices that leaves multiply with and that `pack_weights` leaves alone, such as those of half precision."""
+    names: dict[str, None] = {}
+    for function in program.functions.values():
+        for node in function.graph.nodes:
+            callee = program.functions.get(str(node.target)) if node.op == "call_module" else None
+            if callee is None or callee.role is not Role.LEAF:
+                continue
+            for source, taken in zip(node.args, callee.inputs, strict=True):
+                name = weight_name(source)
+                if name is not None and _is_multiplied(taken) and not _is_packable(taken):
+                    names[name] = None
+    return list(names)
+
+
+def _is_multiplied(node: fx.Node) -> bool:
+    """Whether `node` is the matrix of some linear."""
+    return any(u.target is aten.linear.default and u.args[1] is node for u in node.users)
 
 
 def _is_packable(node: fx.Node) -> bool:

@@ -79,9 +79,14 @@ class ReferenceArtifact:
     ) -> Iterator[int]:  # fmt: skip
         """New tokens after `prompt`, by rounds of K drafts (and of `depth`, where the drafter has depths).
 
-        Raises RequestError: SPECC-E0607 for an empty prompt, E0604 where a logit that decides is NaN.
+        Near the end of the context a round has the largest K that fits. Raises RequestError:
+        SPECC-E0601 for a K or depth that the artifact does not have, E0607 for an empty prompt,
+        E0604 where a logit that decides is NaN.
         """
-        model = self.manifest.model
+        model, lengths = self.manifest.model, self.manifest.num_speculative_tokens
+        _check_option("num_speculative_tokens", num_speculative_tokens, lengths)
+        if num_speculative_tokens or depth:
+            _check_option("draft_depth", depth, self.manifest.drafter.depths or (0,))
         if not prompt:
             raise RequestError("SPECC-E0607", "the prompt is empty", cure="pass at least one token")
         state = {
@@ -91,12 +96,9 @@ class ReferenceArtifact:
         row = self._prefill(tokens[:-1], state)
         made = 0
         while made < max_tokens and len(tokens) < model.max_model_len:
-            k = (
-                num_speculative_tokens
-                if len(tokens) + num_speculative_tokens <= model.max_model_len
-                else 0
-            )
-            name = f"round_{k}_d{depth}" if k and depth else f"round_{k}"
+            room = model.max_model_len - len(tokens)
+            k = max(k for k in lengths if k <= min(num_speculative_tokens, room))
+            name = self.manifest.round(k, depth).function
             chosen, accepted = self._round(name, tokens, row, temperature, seed, state)
             if accepted < 0:
                 raise RequestError("SPECC-E0604", "a logit is NaN", cure="report the model")
@@ -134,3 +136,12 @@ class ReferenceArtifact:
         inputs = {v.name: known[v.name] for v in self._plans[name].inputs}
         chosen, accepted = self.run(name, inputs, state)
         return chosen.tolist(), int(accepted)
+
+
+def _check_option(name: str, value: int, choices: Sequence[int]) -> None:
+    if value not in choices:
+        raise RequestError(
+            "SPECC-E0601", "an option is out of range", where=name,
+            expected=f"one of {', '.join(map(str, choices))}", found=str(value),
+            cure="choose one of these",
+        )  # fmt: skip

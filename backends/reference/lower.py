@@ -29,9 +29,9 @@ class ReferenceBackend:
     ) -> Lowered:
         """Write leaves/NAME.pt2. Raises BackendError (SPECC-E0411) for a drafter that is C++ code."""
         del device
-        if program.contract.kind in ("ngram", "suffix"):
+        if program.contract.host_drafter is not None:
             raise BackendError(
-                "SPECC-E0411", f"the reference backend has no {program.contract.kind} drafter",
+                "SPECC-E0411", f"the reference backend has no {program.contract.host_drafter} drafter",
                 expected="none, draft_model, layerskip or eagle:adaptive",
                 cure="use --backend inductor, or --method none",
             )  # fmt: skip

@@ -137,7 +137,7 @@ def _operation(node: fx.Node, builder: Builder, values: dict[fx.Node, Any]) -> A
     # Later rewrites change strides, so no view is promised.
     target: Any = aten.reshape.default if node.target in _RESHAPES else node.target
     new = builder.graph.call_function(target, tuple(args), kwargs)
-    new.meta["layer"] = layer_of(node)
+    new.meta["origin"] = layer_of(node)
     return new
 
 
@@ -193,6 +193,6 @@ def _refuse_symbols(graph: fx.Graph) -> None:
             raise ModelError(
                 "SPECC-E0224",
                 f"{node.target} needs the number of tokens as a number",
-                where=str(node.meta.get("layer", "")),
+                where=str(node.meta.get("origin", "")),
                 cure="this layer builds its own mask or positions; choose another architecture",
             )

@@ -17,7 +17,7 @@ def resolve_masks(graph: fx.Graph) -> None:
         if node.target is not ops.masked_by.default:
             continue
         attention, mask = node.args
-        layer = str(attention.meta.get("layer", "")) or f"layer {attention.args[7]}"
+        layer = str(attention.meta.get("origin", "")) or f"layer {attention.args[7]}"
         if mask.target is not ops.mask.default:
             raise ModelError(
                 "SPECC-E0214",

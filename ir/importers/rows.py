@@ -72,7 +72,7 @@ def _compare(node: fx.Node, value: Any) -> None:
         raise ModelError(
             "SPECC-E0216",
             f"rows meet outside attention: {node.target} depends on other rows",
-            where=str(node.meta.get("layer", "")) or node.name,
+            where=str(node.meta.get("origin", "")) or node.name,
             expected="rows that meet in attention alone, and positions taken from the input",
             found="a convolution, a recurrent state or positions that the model counts itself",
             cure="choose another architecture; `specc doctor` lists those that work",

@@ -41,9 +41,14 @@ SPECC_API const char* specc_version(void);
  * "SPECC-E0503 what\n  where: ...\n  expected: ...\n  found: ...\n  cure: ...". */
 SPECC_API const char* specc_last_error(void);
 
-/* threads: 0 takes the number of physical cores available to this process. */
+/* threads: 0 takes the number of physical cores available to this process.
+ * The threads belong to the artifact's model library. Artifacts loaded from one unchanged file share it, and its threads:
+ * while one of them is loaded, the number asked for by others is ignored. A file that was replaced since is another
+ * library, with code and threads of its own. */
 SPECC_API specc_result specc_artifact_load(const char* path, int32_t threads, specc_artifact** out);
 SPECC_API void specc_artifact_free(specc_artifact*);
+/* How many threads run its kernels. */
+SPECC_API int32_t specc_artifact_threads(const specc_artifact*);
 /* The manifest as JSON text, owned by the artifact. */
 SPECC_API const char* specc_artifact_manifest(const specc_artifact*);
 

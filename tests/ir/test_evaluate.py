@@ -30,7 +30,7 @@ def test_each_weight_is_loaded_once_for_a_call() -> None:
         weight = program.weights[name]
         return type(weight)(weight.type, lambda: (loads.append(name), weight.load())[1])
 
-    store = program.weights.updated({n: counted(n) for n in program.weights})  # type: ignore[misc]
+    store = program.weights.replaced({n: counted(n) for n in program.weights})  # type: ignore[misc]
     counting = SpeculativeProgram(**{**vars(program), "weights": store})
     evaluate(counting, "verify_2", [toy.TOKENS[:3], torch.arange(3)], fresh_state(counting))
     assert sorted(loads) == sorted(program.weights)

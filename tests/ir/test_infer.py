@@ -47,7 +47,7 @@ def test_operations_that_cannot_run_are_refused_with_their_place() -> None:
     builder = Builder()
     x = builder.input("x", TensorType("f32", ("T", 2)))
     node = builder.op(aten.mm.default, x, x)
-    node.meta["layer"] = "layers.3.mlp"
+    node.meta["origin"] = "layers.3.mlp"
     builder.output(node)
     with pytest.raises(InvalidProgramError) as error:
         infer_types(builder.graph)

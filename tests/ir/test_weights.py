@@ -59,7 +59,7 @@ def test_saved_and_opened(tmp_path: Path, dtype: torch.dtype) -> None:
         assert opened[first].key == store[name].key
 
 
-def test_updated_and_only() -> None:
+def test_replaced_and_only() -> None:
     store = _store(a=A)
-    more = store.updated({"b": Weight.of(A + 1)})
+    more = store.replaced({"b": Weight.of(A + 1)})
     assert (list(store), list(more), list(more.only({"b", "z"}))) == (["a"], ["a", "b"], ["b"])

@@ -25,13 +25,13 @@ fn adapter(%embedding: f32[T, 4], %hidden: f32[T, 4], %weight_2: f32[4, 4], %wei
   %2 = aten.add.Tensor(%0, %1) : f32[T, 4]
   return hidden=%2
 fn draft_d1(%tokens: i64[1], %positions: i64[1], %hidden: f32[1, 4]) {draft}:
-  %0 = call embed(%positions, %tokens, @table.0, @wte) : (f32[1, 4])
+  %0 = call embed {embed}(%positions, %tokens, @table.0, @wte) : (f32[1, 4])
   %1 = %0[0] : f32[1, 4]
-  %2 = call adapter(%1, %hidden, @adapter.1.embedding, @adapter.1.hidden, @adapter.1.bias) : (f32[1, 4])
+  %2 = call adapter {adapter}(%1, %hidden, @adapter.1.embedding, @adapter.1.hidden, @adapter.1.bias) : (f32[1, 4])
   %3 = %2[0] : f32[1, 4]
-  %4 = call layer.0(%3, %positions, $target.k.1, $target.v.1, @w1) : (f32[1, 4])
+  %4 = call layer.0 {layer 1}(%3, %positions, $target.k.1, $target.v.1, @w1) : (f32[1, 4])
   %5 = %4[0] : f32[1, 4]
-  %6 = call head(%5, @head) : (f32[1, 6])
+  %6 = call head {head}(%5, @head) : (f32[1, 6])
   %7 = %6[0] : f32[1, 6]
   return logits=%7, hidden=%3
 """,

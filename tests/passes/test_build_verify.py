@@ -19,23 +19,23 @@ def test_one_verify_for_each_k() -> None:
         toy.text(rewritten, "verify_0", "verify_2"),
         """\
 fn verify_0(%tokens: i64[1], %positions: i64[1]) {verify}:
-  %0 = call embed(%positions, %tokens, @table.0, @wte) : (f32[1, 4])
+  %0 = call embed {embed}(%positions, %tokens, @table.0, @wte) : (f32[1, 4])
   %1 = %0[0] : f32[1, 4]
-  %2 = call layer.0(%1, %positions, $target.k.0, $target.v.0, @w0) : (f32[1, 4])
+  %2 = call layer.0 {layer 0}(%1, %positions, $target.k.0, $target.v.0, @w0) : (f32[1, 4])
   %3 = %2[0] : f32[1, 4]
-  %4 = call layer.0(%3, %positions, $target.k.1, $target.v.1, @w1) : (f32[1, 4])
+  %4 = call layer.0 {layer 1}(%3, %positions, $target.k.1, $target.v.1, @w1) : (f32[1, 4])
   %5 = %4[0] : f32[1, 4]
-  %6 = call head(%5, @head) : (f32[1, 6])
+  %6 = call head {head}(%5, @head) : (f32[1, 6])
   %7 = %6[0] : f32[1, 6]
   return logits=%7
 fn verify_2(%tokens: i64[3], %positions: i64[3]) {verify}:
-  %0 = call embed(%positions, %tokens, @table.0, @wte) : (f32[3, 4])
+  %0 = call embed {embed}(%positions, %tokens, @table.0, @wte) : (f32[3, 4])
   %1 = %0[0] : f32[3, 4]
-  %2 = call layer.0(%1, %positions, $target.k.0, $target.v.0, @w0) : (f32[3, 4])
+  %2 = call layer.0 {layer 0}(%1, %positions, $target.k.0, $target.v.0, @w0) : (f32[3, 4])
   %3 = %2[0] : f32[3, 4]
-  %4 = call layer.0(%3, %positions, $target.k.1, $target.v.1, @w1) : (f32[3, 4])
+  %4 = call layer.0 {layer 1}(%3, %positions, $target.k.1, $target.v.1, @w1) : (f32[3, 4])
   %5 = %4[0] : f32[3, 4]
-  %6 = call head(%5, @head) : (f32[3, 6])
+  %6 = call head {head}(%5, @head) : (f32[3, 6])
   %7 = %6[0] : f32[3, 6]
   return logits=%7
 """,

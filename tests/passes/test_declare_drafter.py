@@ -19,10 +19,10 @@ def test_writes_the_contract_with_defaults() -> None:
     assert_expected_inline(
         "\n".join(lines),
         """\
-drafter none K=[0] on the host
-drafter ngram K=[0] on the host prompt_lookup_max=8 prompt_lookup_min=2
-drafter suffix K=[0] on the host max_spec_factor=1.0 max_tree_depth=24 min_token_prob=0.1
-drafter draft_model K=[0]""",
+model toy vocab=6 hidden=4 layers=0 positions=16 eos=[]
+model toy vocab=6 hidden=4 layers=0 positions=16 eos=[]
+model toy vocab=6 hidden=4 layers=0 positions=16 eos=[]
+model toy vocab=6 hidden=4 layers=0 positions=16 eos=[]""",
     )
 
 

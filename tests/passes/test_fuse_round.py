@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 from expecttest import assert_expected_inline
 
-from specc.ir import Role
+from specc.ir import DraftState, Role
 from specc.passes.fuse_round import FuseRound
 from tests.passes import toy
 
@@ -142,5 +142,5 @@ def test_refuses() -> None:
         "SPECC-E0330 fuse-round: there is no accept"
     )
     program = toy.after("plan-state")
-    undrafted = replace(program, contract=replace(program.contract, host=False))
+    undrafted = replace(program, contract=replace(program.contract, state=DraftState.TARGET))
     assert toy.refusal(FuseRound(), undrafted) == "SPECC-E0330 fuse-round: nothing drafts"

@@ -17,11 +17,11 @@ def test_prefill_has_no_head() -> None:
         toy.text(rewritten, "prefill"),
         """\
 fn prefill(%tokens: i64[T], %positions: i64[T]) {prefill}:
-  %0 = call embed(%positions, %tokens, @table.0, @wte) : (f32[T, 4])
+  %0 = call embed {embed}(%positions, %tokens, @table.0, @wte) : (f32[T, 4])
   %1 = %0[0] : f32[T, 4]
-  %2 = call layer.0(%1, %positions, $target.k.0, $target.v.0, @w0) : (f32[T, 4])
+  %2 = call layer.0 {layer 0}(%1, %positions, $target.k.0, $target.v.0, @w0) : (f32[T, 4])
   %3 = %2[0] : f32[T, 4]
-  %4 = call layer.0(%3, %positions, $target.k.1, $target.v.1, @w1) : (f32[T, 4])
+  %4 = call layer.0 {layer 1}(%3, %positions, $target.k.1, $target.v.1, @w1) : (f32[T, 4])
   %5 = %4[0] : f32[T, 4]
   return
 """,

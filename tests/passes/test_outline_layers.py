@@ -64,13 +64,13 @@ fn target(%tokens: i64[T], %positions: i64[T]) {target}:
         toy.text(rewritten),
         """\
 fn target(%tokens: i64[T], %positions: i64[T]) {target}:
-  %0 = call embed(%positions, %tokens, @table.0, @wte) : (f32[T, 4])
+  %0 = call embed {embed}(%positions, %tokens, @table.0, @wte) : (f32[T, 4])
   %1 = %0[0] : f32[T, 4]
-  %2 = call layer.0(%1, %positions, $target.k.0, $target.v.0, @w0) : (f32[T, 4])
+  %2 = call layer.0 {layer 0}(%1, %positions, $target.k.0, $target.v.0, @w0) : (f32[T, 4])
   %3 = %2[0] : f32[T, 4]
-  %4 = call layer.0(%3, %positions, $target.k.1, $target.v.1, @w1) : (f32[T, 4])
+  %4 = call layer.0 {layer 1}(%3, %positions, $target.k.1, $target.v.1, @w1) : (f32[T, 4])
   %5 = %4[0] : f32[T, 4]
-  %6 = call head(%5, @head) : (f32[T, 6])
+  %6 = call head {head}(%5, @head) : (f32[T, 6])
   %7 = %6[0] : f32[T, 6]
   return logits=%7
 fn embed(%positions: i64[T], %tokens: i64[T], %weight_2: f32[16, 4], %weight_3: f32[6, 4]) {leaf}:
@@ -149,15 +149,17 @@ def test_refuses() -> None:
 
 
 def test_refuses_two_streams() -> None:
-    """Every layer adds what the embedding gave, as models with embeddings per layer do."""
+    """Every layer adds what entered the layer before it."""
 
     def body(builder: Builder, tokens: fx.Node, positions: fx.Node) -> fx.Node:
         one = builder.op(aten.unsqueeze.default, tokens, 0)
-        x = first = builder.op(aten.embedding.default, toy.weight(builder, "e", torch.eye(6)), one)
-        for layer in range(2):
+        x = builder.op(aten.embedding.default, toy.weight(builder, "e", torch.eye(6)), one)
+        before = x
+        for layer in range(3):
             y = builder.op(aten.unsqueeze.default, x, 1)
             y = builder.op(ops.attention.default, y, y, y, None, 1.0, 0, 0.0, layer)
-            x = builder.op(aten.add.Tensor, builder.op(aten.select.int, y, 2, 0), first)
+            y = builder.op(aten.add.Tensor, builder.op(aten.select.int, y, 2, 0), before)
+            before, x = x, y
         return builder.op(aten.select.int, x, 0, 0)
 
     program = toy.after("make-stateful", toy.build(body, {"e": torch.eye(6)}))

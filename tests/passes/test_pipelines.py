@@ -65,7 +65,7 @@ def _silenced(program: SpeculativeProgram, layers: tuple[int, ...]) -> Speculati
         if name.endswith(last)
     }
     assert len(zeros) == len(last)
-    return replace(program, weights=program.weights.updated(zeros))
+    return replace(program, weights=program.weights.replaced(zeros))
 
 
 @cache

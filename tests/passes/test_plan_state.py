@@ -2,6 +2,7 @@ from dataclasses import replace
 
 from expecttest import assert_expected_inline
 
+from specc.ir import TensorType, Weight
 from specc.passes.plan_state import PlanState
 from tests.passes import toy
 
@@ -42,4 +43,46 @@ def test_refuses() -> None:
     )
     assert toy.refusal(PlanState(1), program).startswith("SPECC-E0353")
     free = replace(program, model=replace(program.model, max_position=0))
-    assert PlanState(1 << 20)(free).modified
+    assert PlanState(16)(free).modified
+
+
+def test_numbers_that_disagree() -> None:
+    short = toy.after("build-accept")
+    unlimited = replace(short, model=replace(short.model, max_position=0))
+    assert toy.refusal(PlanState(17), unlimited) == (
+        "SPECC-E0335 plan-state: too few rows of @table.0"
+    )
+    assert toy.refusal(PlanState(16), replace(short, prefill_chunk=0)) == (
+        "SPECC-E0335 plan-state: too few rows of a prefill"
+    )
+    tapped = toy.after("build-accept", method="eagle:adaptive")
+    assert toy.refusal(PlanState(16), replace(tapped, prefill_chunk=9)) == (
+        "SPECC-E0335 plan-state: too few rows of $tap.1"
+    )
+    wide = replace(tapped.contract, num_speculative_tokens=(0, 8))
+    assert toy.refusal(PlanState(16), replace(tapped, contract=wide)) == (
+        "SPECC-E0335 plan-state: too few rows of $tap.1"
+    )
+    draft = toy.after("build-accept", method="draft_model")
+    rows = draft.weights["draft.table.0"].load()[:8]
+    cut = draft.weights.replaced({"draft.table.0": Weight.of(rows)})
+    assert toy.refusal(PlanState(16), replace(draft, weights=cut)) == (
+        "SPECC-E0335 plan-state: too few rows of @draft.table.0"
+    )
+
+
+def test_a_cache_of_another_length_is_refused() -> None:
+    program = toy.after("build-accept")
+    cache = program.state["target.k.0"]
+    short = replace(cache, type=TensorType("f32", (1, 8, 4)))
+    state = {**program.state, cache.name: short}
+    assert toy.refusal(PlanState(16), replace(program, state=state)) == (
+        "SPECC-E0335 plan-state: $target.k.0 holds another number of positions"
+    )
+
+
+def test_refuses_another_length_later() -> None:
+    planned = PlanState(12)(toy.after("build-accept")).program
+    assert toy.refusal(PlanState(13), planned) == (
+        "SPECC-E0334 plan-state: this was done before, with other options: max_model_len"
+    )

@@ -20,13 +20,13 @@ def test_a_draft_of_some_layers() -> None:
         toy.text(rewritten, "draft"),
         """\
 fn draft(%tokens: i64[1], %positions: i64[1]) {draft}:
-  %0 = call embed(%positions, %tokens, @table.0, @wte) : (f32[1, 4])
+  %0 = call embed {embed}(%positions, %tokens, @table.0, @wte) : (f32[1, 4])
   %1 = %0[0] : f32[1, 4]
-  %2 = call layer.0(%1, %positions, $target.k.0, $target.v.0, @w0) : (f32[1, 4])
+  %2 = call layer.0 {layer 0}(%1, %positions, $target.k.0, $target.v.0, @w0) : (f32[1, 4])
   %3 = %2[0] : f32[1, 4]
-  %4 = call layer.0(%3, %positions, $target.k.2, $target.v.2, @w2) : (f32[1, 4])
+  %4 = call layer.0 {layer 2}(%3, %positions, $target.k.2, $target.v.2, @w2) : (f32[1, 4])
   %5 = %4[0] : f32[1, 4]
-  %6 = call head(%5, @head) : (f32[1, 6])
+  %6 = call head {head}(%5, @head) : (f32[1, 6])
   %7 = %6[0] : f32[1, 6]
   return logits=%7
 """,
@@ -40,7 +40,7 @@ def test_the_draft_is_the_model_without_the_other_layers() -> None:
     small = toy.decoder(2)
     weights = {n: program.weights[n] for n in ("wte", "wpe", "head", "w0")}
     weights["w1"] = program.weights["w2"]
-    want = toy.logits(replace(small, weights=small.weights.updated(weights)))
+    want = toy.logits(replace(small, weights=small.weights.replaced(weights)))
     state = toy.poisoned_state(draft)
     for position, token in enumerate(toy.TOKENS):
         (got,) = evaluate(draft, "draft", [token[None], torch.tensor([position])], state)

@@ -82,7 +82,7 @@ def _model(layer, count: int, last=None) -> SpeculativeProgram:  # type: ignore[
             before = set(builder.graph.nodes)
             x = (last if last and j == count - 1 else layer)(builder, x, j)
             for node in set(builder.graph.nodes) - before:
-                node.meta["layer"] = (
+                node.meta["origin"] = (
                     f"layers.{j}.self_attn" if "attention" in str(node.target) else f"layers.{j}"
                 )
         x = builder.op(aten.linear.default, _norm(builder, x), toy.weight(builder, "e", EYE))
@@ -116,3 +116,59 @@ def test_the_last_layer_may_differ(last) -> None:  # type: ignore[no-untyped-def
     assert parts[3].kind == (last is not _pre_norm)
     assert len(parts[4].nodes) == 4
     toy.assert_same_target(program, OutlineLayers()(stateful).program)
+
+
+def _per_layer(count: int, everywhere: bool = True) -> SpeculativeProgram:
+    """Every layer adds a row of its own for the token, gathered once for all, as gemma4 does."""
+    table = torch.randn(6, count * 6, generator=torch.Generator().manual_seed(3))
+
+    def body(builder: Builder, tokens: fx.Node, positions: fx.Node) -> fx.Node:
+        one = builder.op(aten.unsqueeze.default, tokens, 0)
+        x = builder.op(aten.embedding.default, toy.weight(builder, "e", EYE), one)
+        rows = builder.op(aten.embedding.default, toy.weight(builder, "t", table), one)
+        rows = builder.op(aten.reshape.default, rows, [1, -1, count, 6])
+        for j in range(count):
+            x = _pre_norm(builder, x, j)
+            if everywhere or j:
+                x = _add(builder, x, builder.op(aten.select.int, rows, 2, j))
+        x = builder.op(aten.linear.default, _norm(builder, x), toy.weight(builder, "e", EYE))
+        return builder.op(aten.select.int, x, 0, 0)
+
+    return toy.build(body, {"e": EYE, "t": table})
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_embeddings_per_layer_are_shared_values(count: int) -> None:
+    program = _per_layer(count)
+    stateful = toy.after("make-stateful", program)
+    rewritten = OutlineLayers()(stateful).program
+    toy.assert_same_target(program, rewritten)
+    assert sorted(rewritten.functions) == ["embed", "head", "layer.0", "target"]
+    # The stream, and a row for each layer.
+    assert len(rewritten.functions["embed"].outputs) == 1 + count
+
+
+def test_embeddings_per_layer_of_one_layer_are_refused() -> None:
+    """Nothing tells them from what the layer computes itself."""
+    refused = toy.refusal(OutlineLayers(), toy.after("make-stateful", _per_layer(1)))
+    assert refused.startswith("SPECC-E0342")
+
+
+def test_embeddings_per_layer_that_one_layer_does_not_read() -> None:
+    program = _per_layer(3, everywhere=False)
+    rewritten = OutlineLayers()(toy.after("make-stateful", program)).program
+    toy.assert_same_target(program, rewritten)
+    assert sorted(rewritten.functions) == ["embed", "head", "layer.0", "layer.1", "target"]
+
+
+def test_what_the_embedding_gave_may_be_read_by_every_layer() -> None:
+    def body(builder: Builder, tokens: fx.Node, positions: fx.Node) -> fx.Node:
+        one = builder.op(aten.unsqueeze.default, tokens, 0)
+        x = first = builder.op(aten.embedding.default, toy.weight(builder, "e", EYE), one)
+        for layer in range(3):
+            x = _add(builder, _attend(builder, x, layer), first)
+        return builder.op(aten.select.int, x, 0, 0)
+
+    program = toy.build(body, {"e": EYE})
+    rewritten = OutlineLayers()(toy.after("make-stateful", program)).program
+    toy.assert_same_target(program, rewritten)

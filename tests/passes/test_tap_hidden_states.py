@@ -24,15 +24,15 @@ state $tap.2: f32[8, 4] (drafter hidden_states)""",
         toy.text(rewritten, "target"),
         """\
 fn target(%tokens: i64[T], %positions: i64[T]) {target}:
-  %0 = call embed(%positions, %tokens, @table.0, @wte) : (f32[T, 4])
+  %0 = call embed {embed}(%positions, %tokens, @table.0, @wte) : (f32[T, 4])
   %1 = %0[0] : f32[T, 4]
   specc.cache_copy(%1, $tap.0)
-  %2 = call layer.0(%1, %positions, $target.k.0, $target.v.0, @w0) : (f32[T, 4])
+  %2 = call layer.0 {layer 0}(%1, %positions, $target.k.0, $target.v.0, @w0) : (f32[T, 4])
   %3 = %2[0] : f32[T, 4]
-  %4 = call layer.0(%3, %positions, $target.k.1, $target.v.1, @w1) : (f32[T, 4])
+  %4 = call layer.0 {layer 1}(%3, %positions, $target.k.1, $target.v.1, @w1) : (f32[T, 4])
   %5 = %4[0] : f32[T, 4]
   specc.cache_copy(%5, $tap.2)
-  %6 = call head(%5, @head) : (f32[T, 6])
+  %6 = call head {head}(%5, @head) : (f32[T, 6])
   %7 = %6[0] : f32[T, 6]
   return logits=%7
 """,

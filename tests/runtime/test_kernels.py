@@ -274,15 +274,15 @@ def test_cat_row_and_cache_copy(model, rng):
 
 
 def test_argmax(model, rng):
-    x = normal(rng, 3, 50000)
-    x[0, [70, 49999]] = 9
-    x[1, 40000:] = 9
+    x = normal(rng, 3, 200000)
+    x[0, [70, 199999]] = 9
+    x[1, 140000:] = 9
     x[2] = -np.inf
     for threads in (1, 3):
         model.use_threads(threads)
-        greedy = [70, int(x[1, :40000].argmax()), 0]
-        assert model.run("specc.argmax", x, attrs=[40000]).tolist() == greedy
-        assert model.run("specc.argmax", x, attrs=[50000]).tolist() == [70, 40000, 0]
+        greedy = [70, int(x[1, :140000].argmax()), 0]
+        assert model.run("specc.argmax", x, attrs=[140000]).tolist() == greedy
+        assert model.run("specc.argmax", x, attrs=[200000]).tolist() == [70, 140000, 0]
 
 
 MASK = 2**64 - 1
@@ -296,8 +296,8 @@ def splitmix64(x):
 
 
 def gumbel(seed, position, v):
-    h = splitmix64(splitmix64(splitmix64(seed & MASK) ^ position) ^ v) >> 11
-    return -math.log(-math.log((h + 0.5) * 2.0**-53))
+    h = splitmix64(splitmix64(splitmix64(seed & MASK) ^ position) ^ v) >> 12
+    return -math.log(-math.log((h + 0.5) * 2.0**-52))
 
 
 def choose(row, temperature, seed, position):

@@ -1,7 +1,5 @@
-"""Python over the C ABI: the manifest, errors, and sessions of a real artifact."""
+"""Python over the C ABI: errors, and sessions of a real artifact."""
 
-import contextlib
-import copy
 import ctypes
 import gc
 import json
@@ -13,122 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from specc.errors import ArtifactError, RequestError
-from specc.runtime import ADAPTIVE, Artifact, Manifest, native
+from specc.runtime import ADAPTIVE, Artifact, native
 from specc.runtime.stats import LengthStats, PositionStats, Stats
+from tests.runtime.manifests import document
 
 PROMPT = [5, 6, 7, 5, 6, 7, 5]
-
-
-def document() -> dict[str, Any]:
-    """A manifest as README.md describes it."""
-    return {
-        "schema_version": 1, "abi": 1, "specc_version": "0", "name": "tiny", "method": "ngram",
-        "backend": "inductor", "lossless": True,
-        "device": {"type": "cpu", "arch": "x86_64", "isa": "x86-64-v3"},
-        "model": {
-            "vocab_size": 256, "max_model_len": 128, "prefill_chunk": 64, "eos_token_ids": [2],
-            "bos_token_id": 1, "add_bos": False,
-        },
-        "num_speculative_tokens": [0, 2, 4],
-        "drafter": {"kind": "ngram", "host": True, "depths": [], "prompt_lookup_max": 4},
-        "state": [{
-            "name": "target.k.0", "dtype": "f32", "shape": [2, 128, 16], "owner": "target",
-            "zone": "target", "bytes": 16384,
-        }],
-        "functions": {"prefill": {
-            "inputs": [{"name": "tokens", "dtype": "i64", "shape": ["T"]}], "outputs": [],
-            "plan": [{"entry": "embed", "in": ["%tokens"], "out": ["x"]}],
-        }},
-        "weights": {"file": "weights.safetensors", "bytes": 10},
-        "files": {"model.so": {"sha256": "00", "bytes": 1}},
-        "provenance": {"model": "somewhere"},
-    }  # fmt: skip
-
-
-def parse(doc: object) -> Manifest:
-    return Manifest.parse(json.dumps(doc))
-
-
-def test_manifest_is_typed() -> None:
-    manifest = parse(document())
-    assert manifest.num_speculative_tokens == (0, 2, 4)
-    assert manifest.drafter.options == {"prompt_lookup_max": 4}
-    assert manifest.functions["prefill"].inputs[0].shape == ("T",)
-    assert manifest.state_bytes_by_zone == {"target": 16384}
-    assert manifest.source_model == "somewhere"
-    assert manifest.speculates
-
-
-def test_manifest_allows_fields_it_does_not_know() -> None:
-    assert parse({**document(), "later": 1}).raw["later"] == 1
-
-
-@pytest.mark.parametrize(
-    ("path", "value", "code"),
-    [
-        ("schema_version", 2, "SPECC-E0503"),
-        ("schema_version", 0, "SPECC-E0503"),
-        ("schema_version", "1", "SPECC-E0502"),
-        ("model.vocab_size", 0, "SPECC-E0502"),
-        ("model.vocab_size", True, "SPECC-E0502"),
-        ("model.eos_token_ids", [256], "SPECC-E0502"),
-        ("model.bos_token_id", -1, "SPECC-E0502"),
-        ("num_speculative_tokens", [2, 4], "SPECC-E0502"),
-        ("num_speculative_tokens", [0, 4, 2], "SPECC-E0502"),
-        ("num_speculative_tokens", [], "SPECC-E0502"),
-        ("state.0.bytes", 1, "SPECC-E0502"),
-        ("state.0.dtype", "f8", "SPECC-E0502"),
-        ("lossless", 1, "SPECC-E0502"),
-        ("functions.prefill.inputs.0.shape", ["S"], "SPECC-E0502"),
-        ("weights.file", "../weights", "SPECC-E0502"),
-        ("weights.file", "/etc/passwd", "SPECC-E0502"),
-        ("files", {"a/../../b": {"sha256": "", "bytes": 1}}, "SPECC-E0502"),
-        ("files", [], "SPECC-E0502"),
-    ],
-)
-def test_manifest_refuses(path: str, value: object, code: str) -> None:
-    doc: Any = copy.deepcopy(document())
-    *parents, last = [int(p) if p.isdigit() else p for p in path.split(".")]
-    at = doc
-    for part in parents:
-        at = at[part]
-    at[last] = value
-    with pytest.raises(ArtifactError) as caught:
-        parse(doc)
-    assert caught.value.code == code
-    assert str(last) in caught.value.where or str(parents[-1]) in caught.value.where
-
-
-@pytest.mark.parametrize("field", sorted(document()))
-def test_manifest_misses_nothing_silently(field: str) -> None:
-    doc = document()
-    del doc[field]
-    if field == "provenance":
-        assert parse(doc).source_model is None
-        return
-    with pytest.raises(ArtifactError) as caught:
-        parse(doc)
-    assert caught.value.code in ("SPECC-E0501", "SPECC-E0502")
-
-
-@given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(),
-                    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)),
-       st.sampled_from(sorted(document())))  # fmt: skip
-def test_manifest_of_any_json_is_read_or_refused(value: object, field: str) -> None:
-    for doc in (value, {**document(), field: value}):
-        # Anything else than an ArtifactError fails the test.
-        with contextlib.suppress(ArtifactError):
-            parse(doc)
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"schema_version": 1}', "\0", "[" * 9999])
-def test_manifest_that_is_none(text: str) -> None:
-    with pytest.raises(ArtifactError):
-        Manifest.parse(text)
 
 
 def test_what_is_no_artifact(tmp_path: Path) -> None:
@@ -368,6 +257,12 @@ def test_what_a_drafter_raises_reaches_the_caller(tiny_artifact: Path) -> None:
         session.append(PROMPT)
         with pytest.raises(ZeroDivisionError):
             session.next()
+        # The round went on without drafts; what it committed is not lost.
+        session.set_drafter(None)
+        session.configure(max_tokens=6, ignore_eos=True)
+        list(session.iterate())
+        fresh = artifact.generate(PROMPT, max_tokens=6, ignore_eos=True)
+        assert session.tokens == (*PROMPT, *fresh.token_ids)
 
 
 @pytest.mark.parametrize("bad", [[-1], [10**6], [0, 0, 0, 0, 0, 0, 0, 0, 0]])
@@ -465,6 +360,21 @@ def test_files_that_are_damaged(tiny_artifact: Path, tmp_path: Path) -> None:
             file.truncate(100)
         with pytest.raises(ArtifactError, match="SPECC-E0505"):
             Artifact.load(copy_of)
+
+
+def test_what_replaces_an_artifact_is_loaded_anew(tiny_artifact: Path, tmp_path: Path) -> None:
+    place = tmp_path / "artifact"
+    shutil.copytree(tiny_artifact, place)
+    old = Artifact.load(place, threads=1)
+    same = Artifact.load(place, threads=2)
+    assert (old.threads, same.threads) == (1, 1)  # one library, one set of threads
+    place.rename(tmp_path / "gone")
+    shutil.copytree(tiny_artifact, place)
+    new = Artifact.load(place, threads=2)
+    assert new.threads == 2  # the old library would have had one
+    assert new._library is not old._library
+    texts = {a.generate(PROMPT, max_tokens=8, ignore_eos=True).token_ids for a in (old, new, same)}
+    assert len(texts) == 1
 
 
 def test_interface_version_is_checked_first(tiny_artifact: Path, monkeypatch: Any) -> None:

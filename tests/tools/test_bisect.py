@@ -48,7 +48,7 @@ class Scramble(Pass):
                 continue
             node.args = (node.args[0], node.args[0])
             changed = Function(function.name, function.role, graph, function.outputs)
-            return PassResult(program.with_functions(changed), modified=True)
+            return PassResult(program.replacing(changed), modified=True)
         raise AssertionError("nothing to scramble")
 
 
@@ -105,7 +105,7 @@ def test_what_only_prefill_gets_wrong_is_found() -> None:
     first, second = (_caches(call) for call in calls[-2:])
     # The second layer writes to the first one's cache.
     calls[-1].args = tuple(first[second.index(a)] if a in second else a for a in calls[-1].args)
-    broken = done.with_functions(Function("prefill", prefill.role, graph, prefill.outputs))
+    broken = done.replacing(Function("prefill", prefill.role, graph, prefill.outputs))
     found = bisector(program)
     assert {d.function for d in found.disagreements(broken)} >= {"verify_0", "verify_2"}
     assert list(found.disagreements(done)) == []

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specc import driver, flags, methods
+from specc import flags, methods
 from specc.commands import compile_
 from specc.errors import UsageError
+from specc.request import AUTO, METHODS, CompileRequest, check_request
 
 NOT_OF_THE_REQUEST = {"json"}
 DEFAULTS: dict[str, Any] = {
@@ -39,17 +40,27 @@ CHANGES: dict[str, tuple[Any, str]] = {
 }
 
 
-def request(model: str = "m", output: str = "o", **changes: Any) -> driver.CompileRequest:
+def request(model: str = "m", output: str = "o", **changes: Any) -> CompileRequest:
     return compile_.request_of(model, output=Path(output), **{**DEFAULTS, **changes})
 
 
 def test_every_flag_is_tried() -> None:
     assert set(CHANGES) == set(DEFAULTS)
-    fields = set(driver.CompileRequest.__dataclass_fields__)
+    fields = set(CompileRequest.__dataclass_fields__)
     assert fields == set(DEFAULTS) | {"model", "output"}
 
 
-@pytest.mark.parametrize("flag", sorted(CHANGES))
+NOT_BUILT = {"device", "quant"}
+
+
+@pytest.mark.parametrize("flag", sorted(NOT_BUILT))
+def test_what_is_not_built_is_refused(flag: str) -> None:
+    value, method = CHANGES[flag]
+    with pytest.raises(UsageError, match="SPECC-E0113"):
+        request(method=method, **{flag: value})
+
+
+@pytest.mark.parametrize("flag", sorted(set(CHANGES) - NOT_BUILT))
 def test_every_flag_changes_the_request(flag: str) -> None:
     value, method = CHANGES[flag]
     base: dict[str, Any] = {"method": "ngram" if flag == "method" else method}
@@ -60,7 +71,7 @@ def test_every_flag_changes_the_request(flag: str) -> None:
     assert changed != before
 
 
-@pytest.mark.parametrize("method", compile_.METHODS)
+@pytest.mark.parametrize("method", [AUTO, *METHODS])
 @pytest.mark.parametrize("flag", sorted(CHANGES))
 def test_a_flag_without_meaning_is_refused(flag: str, method: str) -> None:
     value, _ = CHANGES[flag]
@@ -68,7 +79,7 @@ def test_a_flag_without_meaning_is_refused(flag: str, method: str) -> None:
     if method == "draft_model" and flag != "drafter":
         base["drafter"] = "first"
     try:
-        before = driver.CompileRequest("m", Path("o"), method=method)
+        before = CompileRequest("m", Path("o"), method=method)
         changed = request(**{**base, flag: value})
     except UsageError:
         return
@@ -80,8 +91,8 @@ def test_the_model_and_the_output_are_passed_on() -> None:
     assert (made.model, made.output) == ("a/b", Path("here"))
 
 
-def test_methods_are_those_of_the_driver() -> None:
-    assert set(compile_.METHODS) == {"auto", *methods.METHODS}
+def test_every_method_has_a_pipeline() -> None:
+    assert set(METHODS) == set(methods._PIPELINES)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +127,7 @@ def test_draft_lengths_are_sorted_and_have_zero(ks: set[int], order: Any) -> Non
     order.shuffle(shuffled)
     made = request(method="ngram", num_speculative_tokens=",".join(map(str, shuffled)))
     assert made.num_speculative_tokens == tuple(sorted(ks | {0, 1}))
-    driver.check_request(made)
+    check_request(made)
 
 
 @given(st.dictionaries(st.from_regex("[a-z_]+", fullmatch=True), st.integers(-9, 9), min_size=1))

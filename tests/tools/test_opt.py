@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from specc import cli, explain
-from specc.commands.compile_ import METHODS
 from specc.errors import UsageError
 from specc.passes import pipelines
+from specc.request import METHODS
 
-DRAFTING = [m for m in METHODS if m != "auto"]
+DRAFTING = list(METHODS)
 
 
 @pytest.fixture(scope="module")

@@ -7,11 +7,12 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from specc.driver import CompileRequest, write
+from specc.driver import write
 from specc.ir.importers.source import ImportedModel
 from specc.methods import pipeline_for
 from specc.progress import Progress
 from specc.prompts import built_in
+from specc.request import CompileRequest
 from specc.runtime import Artifact
 
 WORTH_IT = 1.02

@@ -53,17 +53,13 @@ class Calibration:
 
     @cached_property
     def _run(self) -> tuple[Tensor, dict[int, Tensor]]:
-        """Logits [N, V], and what enters each layer [N, H] by layer (the count of layers: what leaves the last)."""
+        """First choices i64[N], and what enters each layer [N, H] by layer (the count of layers: what leaves the last)."""
         count, length = self.program.model.num_layers, len(self.tokens)
         tapped = TapHiddenStates(tuple(range(count + 1)), length)(self.program).program
         state = fresh_state(tapped, length)
         (logits,) = evaluate(tapped, "target", [self.tokens, torch.arange(length)], state)
-        return logits, {j: state[f"tap.{j}"] for j in range(count + 1)}
-
-    @cached_property
-    def choices(self) -> Tensor:
-        """The target's first choice at each position, i64[N]."""
-        return self._run[0][:, : self.program.model.vocab_size].argmax(-1)
+        chosen = logits[:, : self.program.model.vocab_size].argmax(-1)
+        return chosen, {j: state[f"tap.{j}"] for j in range(count + 1)}
 
     def influence(self) -> list[float]:
         """For each layer, 1 - mean cosine of what enters and what leaves it (ShortGPT, arXiv 2403.03853)."""
@@ -82,7 +78,7 @@ class Calibration:
         state = fresh_state(every, length)
         (logits,) = evaluate(every, "target", [self.tokens, torch.arange(length)], state)
         chosen = logits[:, : self.program.model.vocab_size].argmax(-1)
-        agreement = float((chosen == self.choices).double().mean())
+        agreement = float((chosen == self._run[0]).double().mean())
         return DraftEstimate(layers, agreement, self._cost(layers))
 
     def _cost(self, layers: tuple[int, ...]) -> float:
@@ -108,24 +104,34 @@ class Calibration:
         best = max(tried, key=lambda e: max(e.speedup(k) for k in range(1, 9)))
         return best, tried
 
-    def fit_adapters(self, depths: Sequence[int]) -> dict[int, Adapter]:
-        """Ridge regression of r[i+1] on (embedding of token i+1, r[i]), r what enters layer L-D, for each depth D."""
-        hidden = self._run[1]
-        embedded = hidden[0].double()
+    def fit_adapters(
+        self, depths: Sequence[int], more: Sequence[Calibration] = ()
+    ) -> dict[int, Adapter]:
+        """Ridge regression of r[i+1] on (embedding of token i+1, r[i]), r what enters layer L-D, for each depth D.
+
+        `more`: other stretches of text to fit on.
+        """
         adapters = {}
         for depth in depths:
-            stream = hidden[self.program.model.num_layers - depth].double()
-            ones = torch.ones(len(stream) - 1, 1, dtype=torch.float64)
-            known = torch.cat([embedded[1:], stream[:-1], ones], 1)
-            gram = known.T @ known
+            pairs = [c._regression(depth) for c in (self, *more)]
+            gram = torch.stack([known.T @ known for known, _ in pairs]).sum(0)
+            target = torch.stack([known.T @ wanted for known, wanted in pairs]).sum(0)
             gram += torch.eye(len(gram), dtype=torch.float64) * gram.diagonal().mean() * RIDGE
-            solution = torch.linalg.solve(gram, known.T @ stream[1:]).float()
-            width = stream.shape[1]
+            solution = torch.linalg.solve(gram, target).float()
+            width = solution.shape[1]
             adapters[depth] = Adapter(
                 solution[:width].T.contiguous(), solution[width : 2 * width].T.contiguous(),
                 solution[-1].contiguous(),
             )  # fmt: skip
         return adapters
+
+    def _regression(self, depth: int) -> tuple[Tensor, Tensor]:
+        """f64[N-1, 2H+1] what is known, f64[N-1, H] what is wanted."""
+        hidden = self._run[1]
+        embedded = hidden[0].double()
+        stream = hidden[self.program.model.num_layers - depth].double()
+        ones = torch.ones(len(stream) - 1, 1, dtype=torch.float64)
+        return torch.cat([embedded[1:], stream[:-1], ones], 1), stream[1:]
 
 
 def _over_rows(program: SpeculativeProgram, layers: tuple[int, ...]) -> SpeculativeProgram:
@@ -138,9 +144,7 @@ def _over_rows(program: SpeculativeProgram, layers: tuple[int, ...]) -> Speculat
     inputs = token_inputs(builder, "T")
     logits = replay(builder, program, "target", inputs, None, layers=layers)
     assert logits is not None
-    return program.with_functions(
-        Function("target", Role.TARGET, builder.output(logits), ("logits",))
-    )
+    return program.replacing(Function("target", Role.TARGET, builder.output(logits), ("logits",)))
 
 
 def _numel(shape: tuple[int | str, ...]) -> int:

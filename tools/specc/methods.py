@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from specc.calibration import Calibration
 from specc.errors import ModelError
@@ -14,11 +13,14 @@ from specc.ir.importers.source import ImportedModel, load_model
 from specc.passes import Pipeline, pipelines
 from specc.passes.pipelines import Shape
 from specc.progress import Progress
+from specc.request import CompileRequest
 
-if TYPE_CHECKING:
-    from specc.driver import CompileRequest
+CALIBRATION_TOKENS = 512
+"""Tokens of one stretch of calibration text."""
 
-CALIBRATION_TOKENS = 1024
+STRETCHES = 8
+"""How many an adapter is fitted on."""
+
 DEPTHS = (2, 3, 4, 5, 6, 7)
 """The documents' range for the layers of the adaptive self-draft."""
 
@@ -38,7 +40,7 @@ def pipeline_for(request: CompileRequest, imported: ImportedModel, progress: Pro
     shape = Shape(
         tuple(sorted({0, *request.num_speculative_tokens})), request.max_model_len, request.prefill_chunk
     )  # fmt: skip
-    return METHODS[request.method](request, imported, shape, progress)
+    return _PIPELINES[request.method](request, imported, shape, progress)
 
 
 def _none(
@@ -107,7 +109,7 @@ def _layerskip(
 ) -> Choice:
     if request.draft_layers is not None:
         return Choice(pipelines.layerskip(shape, request.draft_layers), ("layers were given",))
-    calibration = _calibration(request, imported, shape, progress)
+    (calibration,) = _calibrations(request, imported, shape, progress, 1)
     with progress.phase("choose the layers to draft with"):
         best, tried = calibration.best_layers()
     k = max(range(1, 9), key=best.speedup)
@@ -126,7 +128,7 @@ def _layerskip(
 def _eagle_adaptive(
     request: CompileRequest, imported: ImportedModel, shape: Shape, progress: Progress
 ) -> Choice:
-    calibration = _calibration(request, imported, shape, progress)
+    calibration, *more = _calibrations(request, imported, shape, progress, STRETCHES)
     count = calibration.program.model.num_layers
     depths = request.depths or tuple(d for d in DEPTHS if d < count)
     if not depths or any(not 0 < d < count for d in depths):
@@ -135,20 +137,23 @@ def _eagle_adaptive(
             expected=f"1 to {count - 1}", cure="choose others with --depths",
         )  # fmt: skip
     with progress.phase(f"fit adapters for depths {', '.join(map(str, depths))}"):
-        adapters = calibration.fit_adapters(depths)
+        adapters = calibration.fit_adapters(depths, more)
     return Choice(pipelines.eagle_adaptive(shape, count, adapters))
 
 
-def _calibration(
-    request: CompileRequest, imported: ImportedModel, shape: Shape, progress: Progress
-) -> Calibration:
+def _calibrations(
+    request: CompileRequest, imported: ImportedModel, shape: Shape, progress: Progress, count: int
+) -> list[Calibration]:
+    """At most `count` stretches of text, run through the target."""
     with progress.phase("calibrate on text"):
         outlined = Pipeline("target", pipelines.target(shape))(imported.program)
-        text = calibration_text(request.calibration)
-        tokens = _encode(imported, text)[: min(CALIBRATION_TOKENS, shape.max_model_len)]
-        calibration = Calibration(outlined, tokens)
-        calibration.influence()
-    return calibration
+        length = min(CALIBRATION_TOKENS, shape.max_model_len)
+        tokens = _encode(imported, calibration_text(request.calibration), count * length)
+        starts = range(0, max(1, len(tokens) - length // 2), length)
+        calibrations = [Calibration(outlined, tokens[s : s + length]) for s in starts][:count]
+        for calibration in calibrations:
+            calibration.influence()
+    return calibrations
 
 
 def calibration_text(path: Path | None) -> str:
@@ -166,7 +171,7 @@ def calibration_text(path: Path | None) -> str:
     return "\n".join(topics.topics[name] for name in sorted(topics.topics))
 
 
-def _encode(imported: ImportedModel, text: str) -> list[int]:
+def _encode(imported: ImportedModel, text: str, count: int) -> list[int]:
     if imported.tokenizer_json is None:
         raise ModelError(
             "SPECC-E0236", "a self-draft is fitted on text, and this model has no tokenizer",
@@ -176,11 +181,11 @@ def _encode(imported: ImportedModel, text: str) -> list[int]:
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_str(imported.tokenizer_json)
-    ids: list[int] = tokenizer.encode(text[: 16 * CALIBRATION_TOKENS]).ids
-    return ids
+    ids: list[int] = tokenizer.encode(text[: 16 * count]).ids
+    return ids[:count]
 
 
-METHODS: dict[str, Callable[[CompileRequest, ImportedModel, Shape, Progress], Choice]] = {
+_PIPELINES: dict[str, Callable[[CompileRequest, ImportedModel, Shape, Progress], Choice]] = {
     "none": _none,
     "ngram": _host,
     "suffix": _host,
@@ -188,4 +193,4 @@ METHODS: dict[str, Callable[[CompileRequest, ImportedModel, Shape, Progress], Ch
     "layerskip": _layerskip,
     "eagle:adaptive": _eagle_adaptive,
 }
-"""What `--method` takes, besides auto."""
+"""By method, as in specc.request.METHODS."""

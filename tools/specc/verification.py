@@ -30,12 +30,21 @@ _ORDER = list(Verdict)
 
 @dataclass(frozen=True)
 class Arm:
-    """One way to run an artifact. `planted`: drafts are the plain tokens with errors among them."""
+    """One way to run an artifact.
+
+    `planted`: drafts are the plain tokens with errors among them. `temperature`: above 0, tokens are sampled, and are
+    compared with plain decoding at the same temperature and seed.
+    """
 
     name: str
     k: int
     depth: int = ADAPTIVE
     planted: bool = False
+    temperature: float = 0.0
+
+
+HEAT = 0.8
+"""Temperature of the sampled arms: high enough for choices to depend on the noise."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +106,9 @@ def arms_of(manifest: Manifest) -> list[Arm]:
         arms += [
             Arm(f"K={k} planted", k, planted=True) for k in manifest.num_speculative_tokens[1:]
         ]
+    widest = manifest.num_speculative_tokens[-1]
+    if widest:
+        arms.append(Arm(f"K={widest} sampled", widest, temperature=HEAT))
     return arms
 
 
@@ -125,7 +137,10 @@ class Verifier:
         for number, prompt in enumerate(prompts, 1):
             ids = prompt.ids(self._artifact, self._limits.max_tokens)
             plain = self._generate(ids, Arm("plain", 0), ())
-            found = list(self._against_plain(prompt.name, ids, plain))
+            found = list(self._against_plain(prompt.name, ids, plain, 0.0))
+            if any(a.temperature for a in self._arms):
+                sampled = self._generate(ids, Arm("plain sampled", 0, temperature=HEAT), ())
+                found += self._against_plain(prompt.name, ids, sampled, HEAT)
             if self._eager is not None:
                 found += self._against_eager(prompt.name, ids, plain.token_ids)
             report.add(prompt.name, len(plain.token_ids), found)
@@ -137,7 +152,8 @@ class Verifier:
         with self._artifact.session() as session:
             session.configure(
                 max_tokens=self._limits.max_tokens, ignore_eos=self._limits.ignore_eos,
-                num_speculative_tokens=arm.k, draft_depth=arm.depth,
+                num_speculative_tokens=arm.k, draft_depth=arm.depth, temperature=arm.temperature,
+                seed=1,
             )  # fmt: skip
             if arm.planted:
                 vocabulary = self._artifact.manifest.model.vocab_size
@@ -147,9 +163,9 @@ class Verifier:
             return Generation(tokens, session.finish_reason, session.stats)
 
     def _against_plain(
-        self, name: str, ids: Sequence[int], plain: Generation
+        self, name: str, ids: Sequence[int], plain: Generation, temperature: float
     ) -> Iterator[Divergence]:
-        for arm in self._arms:
+        for arm in (a for a in self._arms if a.temperature == temperature):
             spoken = self._generate(ids, arm, plain.token_ids)
             place = first_difference(plain.token_ids, spoken.token_ids)
             if place is None:

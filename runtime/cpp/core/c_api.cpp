@@ -71,6 +71,10 @@ const char* specc_artifact_manifest(const specc_artifact* handle) {
   return handle == nullptr ? "" : handle->artifact->manifest().text.c_str();
 }
 
+int32_t specc_artifact_threads(const specc_artifact* handle) {
+  return handle == nullptr ? 0 : handle->artifact->library().threads();
+}
+
 specc_result specc_session_open(specc_artifact* handle, specc_session** out) {
   return guarded([&] {
     require(out, "out");

@@ -4,6 +4,7 @@
 #include <set>
 
 #include "cpu.h"
+#include "drafters/host_drafter.h"
 #include "dtype.h"
 #include "error.h"
 #include "json_cursor.h"
@@ -89,19 +90,14 @@ ModelSpec read_model(const JsonCursor& field) {
   return model;
 }
 
-DrafterSpec read_drafter(const JsonCursor& field) {
-  DrafterSpec drafter;
-  drafter.kind = field.at("kind").string();
-  drafter.host = field.at("host").boolean();
-  if (drafter.host && drafter.kind != "none" && drafter.kind != "ngram" && drafter.kind != "suffix") {
-    field.fail("this drafter cannot run on the host", "none, ngram or suffix");
-  }
-  // These two draft with the target's own layers and state. Of a kind not known here, the careful thing is assumed.
-  drafter.own_state = !drafter.host && drafter.kind != "layerskip" && drafter.kind != "eagle:adaptive";
-  if (const auto depths = field.find("depths")) drafter.depths = depths->integers(1, kMaxDraft);
-  if (!std::is_sorted(drafter.depths.begin(), drafter.depths.end(), std::less_equal<>())) {
-    field.fail("depths must ascend");
-  }
+DraftState read_draft_state(const JsonCursor& field) {
+  if (field.is_word("none")) return DraftState::kNone;
+  if (field.is_word("target")) return DraftState::kTarget;
+  if (field.is_word("own")) return DraftState::kOwn;
+  field.fail("the drafter's state is unknown", "none, target or own");
+}
+
+void read_host_options(const JsonCursor& field, DrafterSpec& drafter) {
   const auto option = [&](const char* name, int64_t& value) {
     if (const auto found = field.find(name)) value = found->integer(1, kMaxDraft);
   };
@@ -111,7 +107,34 @@ DrafterSpec read_drafter(const JsonCursor& field) {
   if (drafter.prompt_lookup_min > drafter.prompt_lookup_max) field.fail("prompt_lookup_min exceeds prompt_lookup_max");
   if (const auto found = field.find("max_spec_factor")) drafter.max_spec_factor = found->number(0, kMaxDraft);
   if (const auto found = field.find("min_token_prob")) drafter.min_token_prob = found->number(0, 1);
+}
+
+DrafterSpec read_drafter(const JsonCursor& field) {
+  DrafterSpec drafter;
+  drafter.kind = field.at("kind").string();
+  drafter.state = read_draft_state(field.at("state"));
+  // A round has one input for tokens before the root, `previous`; caches that are not the drafter's own never lag.
+  drafter.lag = field.at("lag").integer(0, drafter.state == DraftState::kOwn ? 1 : 0);
+  if (const auto name = field.find("host_drafter")) {
+    drafter.host_drafter = name->string();
+    if (!drafter.on_host()) name->fail("a drafter on the host has no state");
+    if (!knows_host_drafter(drafter.host_drafter)) name->fail("the host drafter is unknown");
+  }
+  if (const auto depths = field.find("depths")) drafter.depths = depths->integers(1, kMaxDraft);
+  if (!std::is_sorted(drafter.depths.begin(), drafter.depths.end(), std::less_equal<>())) {
+    field.fail("depths must ascend");
+  }
+  if (const auto options = field.find("options")) read_host_options(*options, drafter);
   return drafter;
+}
+
+std::vector<RoundSpec> read_rounds(const JsonCursor& list) {
+  std::vector<RoundSpec> rounds;
+  for (const auto& item : list.items()) {
+    rounds.push_back({item.at("function").string(), item.at("k").integer(0, kMaxDraft),
+                      item.at("depth").integer(0, kMaxDraft)});
+  }
+  return rounds;
 }
 
 std::vector<StateSpec> read_state(const JsonCursor& list) {
@@ -177,6 +200,7 @@ Manifest Manifest::parse(std::string text, const std::string& source) {
   manifest.model = read_model(root.at("model"));
   manifest.draft_lengths = read_draft_lengths(root.at("num_speculative_tokens"));
   manifest.drafter = read_drafter(root.at("drafter"));
+  manifest.rounds = read_rounds(root.at("rounds"));
   manifest.state = read_state(root.at("state"));
   for (const auto& entry : root.at("functions").entries()) {
     manifest.functions.push_back(read_function(entry.key, entry.value));

@@ -43,14 +43,29 @@ struct ModelSpec {
   std::vector<int64_t> eos_token_ids;
 };
 
+// Through which caches a drafter drafts.
+enum class DraftState {
+  kNone,    // none: drafts are proposed by the engine (or a callback), not by the round function
+  kTarget,  // the target's
+  kOwn,     // its own, which rounds without drafts leave behind
+};
+
 struct DrafterSpec {
-  std::string kind;
-  bool host = false;       // drafts are proposed by the engine (or a callback), not by the round function
-  bool own_state = false;  // keeps state beside the target's, which rounds without drafts leave behind
+  std::string kind;  // for messages only
+  DraftState state = DraftState::kNone;
+  int64_t lag = 0;           // rows before the root that a round feeds to the drafter again
+  std::string host_drafter;  // empty: the artifact brings none
   std::vector<int64_t> depths;
   int64_t prompt_lookup_min = 2, prompt_lookup_max = 4;  // ngram
   int64_t max_tree_depth = 24;                           // suffix
   double max_spec_factor = 1.0, min_token_prob = 0.1;    // suffix
+
+  bool on_host() const { return state == DraftState::kNone; }
+};
+
+struct RoundSpec {
+  std::string function;
+  int64_t length = 0, depth = 0;  // drafts; depth 0 where depths do not matter
 };
 
 struct FileSpec {
@@ -65,6 +80,7 @@ struct Manifest {
   ModelSpec model;
   std::vector<int64_t> draft_lengths;  // num_speculative_tokens: ascending, begins with 0
   DrafterSpec drafter;
+  std::vector<RoundSpec> rounds;
   std::vector<StateSpec> state;
   std::vector<FunctionSpec> functions;
   std::string weights_file;

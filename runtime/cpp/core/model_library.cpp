@@ -1,7 +1,6 @@
 #include "model_library.h"
 
 #include <algorithm>
-#include <dlfcn.h>
 #include <map>
 
 #include "error.h"
@@ -13,7 +12,7 @@ constexpr int32_t kMaxEntries = 1 << 20;
 
 struct Registry {
   std::mutex mutex;
-  std::map<void*, std::weak_ptr<ModelLibrary>> open;
+  std::map<FileIdentity, std::weak_ptr<ModelLibrary>> open;
 };
 
 Registry& registry() {
@@ -31,30 +30,32 @@ Error refused(const std::string& path, const char* what) {
 
 }  // namespace
 
-void ModelLibrary::Close::operator()(void* handle) const { dlclose(handle); }
-
 std::shared_ptr<ModelLibrary> ModelLibrary::open(const std::string& path, const std::string& isa, int32_t threads) {
   Registry& known = registry();
   const std::lock_guard<std::mutex> guard(known.mutex);
-  Handle handle(dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL));
-  if (handle == nullptr) {
-    const char* reason = dlerror();
-    throw refused(path, "the model library cannot be loaded").found(reason != nullptr ? reason : "unknown");
-  }
-  std::weak_ptr<ModelLibrary>& slot = known.open[handle.get()];
-  if (auto shared = slot.lock()) {
+  SharedObject object(path);
+  for (const auto& [identity, entry] : known.open) {
+    const auto shared = entry.lock();
+    if (shared == nullptr || !identity.same_place(object.identity())) continue;
+    if (identity != object.identity()) {
+      // What is mapped has changed under our feet, and the dynamic linker would call it the same library.
+      throw refused(path, "the model library was overwritten while it was in use")
+          .cure("free every artifact loaded from it first, and replace files by renaming");
+    }
     if (shared->api_->isa != isa) throw refused(path, "the model library and the manifest name different ISAs");
-    return shared;  // our extra handle is closed
+    return shared;
   }
-  std::shared_ptr<ModelLibrary> library(new ModelLibrary(std::move(handle), path, isa, threads));
-  slot = library;
+  object.load();
+  const FileIdentity identity = object.identity();
+  std::shared_ptr<ModelLibrary> library(new ModelLibrary(std::move(object), path, isa, threads));
+  known.open[identity] = library;
   return library;
 }
 
-ModelLibrary::ModelLibrary(Handle handle, const std::string& path, const std::string& isa, int32_t threads)
-    : handle_(std::move(handle)), pool_(threads) {
+ModelLibrary::ModelLibrary(SharedObject object, const std::string& path, const std::string& isa, int32_t threads)
+    : object_(std::move(object)), pool_(threads) {
   using EntryPoint = const specc_model* (*)();
-  const auto entry_point = reinterpret_cast<EntryPoint>(dlsym(handle_.get(), "specc_model_entry"));
+  const auto entry_point = reinterpret_cast<EntryPoint>(object_.symbol("specc_model_entry"));
   if (entry_point == nullptr) throw refused(path, "the model library exports no specc_model_entry");
   api_ = entry_point();
   if (api_ == nullptr) throw refused(path, "the model library has no table");
@@ -81,7 +82,7 @@ ModelLibrary::~ModelLibrary() {
   Registry& known = registry();
   const std::lock_guard<std::mutex> guard(known.mutex);
   // Someone may have opened the same file since our count fell to zero; then the place is theirs.
-  const auto found = known.open.find(handle_.get());
+  const auto found = known.open.find(object_.identity());
   if (found != known.open.end() && found->second.expired()) known.open.erase(found);
 }
 

@@ -8,6 +8,7 @@
 #include <unordered_map>
 
 #include "pool.h"
+#include "shared_object.h"
 #include "specc_model.h"
 #include "turn.h"
 
@@ -15,8 +16,9 @@ namespace specc {
 
 class ModelLibrary {
  public:
-  // Loading the same file twice gives the same object: the dynamic linker would hand out one library anyway, and that
-  // can be attached to one pool only. `threads` counts for the first. Throws Error(ModelRefused or WrongDevice).
+  // Loading the same unchanged file twice gives the same object: the dynamic linker would hand out one library anyway,
+  // and that can be attached to one pool only. `threads` counts for the first. A file that has taken the place of
+  // another is a library of its own. Throws Error(ModelRefused).
   static std::shared_ptr<ModelLibrary> open(const std::string& path, const std::string& isa, int32_t threads);
   ~ModelLibrary();
   ModelLibrary(const ModelLibrary&) = delete;
@@ -31,14 +33,9 @@ class ModelLibrary {
   TurnMutex& turn() { return turn_; }
 
  private:
-  struct Close {
-    void operator()(void* handle) const;
-  };
-  using Handle = std::unique_ptr<void, Close>;
+  ModelLibrary(SharedObject object, const std::string& path, const std::string& isa, int32_t threads);
 
-  ModelLibrary(Handle handle, const std::string& path, const std::string& isa, int32_t threads);
-
-  Handle handle_;  // first, so that the threads have ended when the library is closed
+  SharedObject object_;  // first, so that the threads have ended when the library is closed
   const specc_model* api_ = nullptr;
   std::unordered_map<std::string, int32_t> entries_;
   Pool pool_;

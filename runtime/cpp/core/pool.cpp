@@ -51,6 +51,7 @@ Pool::Pool(int32_t threads) {
   watch_forks();
   fork_generation_ = fork_generation.load(std::memory_order_relaxed);
   const int32_t count = std::clamp<int32_t>(threads, 1, kMaxThreads);
+  offers_ = std::vector<Offer>(static_cast<size_t>(count));
   workers_.reserve(static_cast<size_t>(count) - 1);
   for (int32_t thread = 1; thread < count; ++thread) {
     try {
@@ -86,8 +87,12 @@ void Pool::parallel(int32_t parts, Body body, void* arg) {
   parts_ = parts;
   unfinished_.store(crew - 1, std::memory_order_relaxed);
   const uint64_t epoch = (ticket_.load(std::memory_order_relaxed) & ~kCrewMask) + kCrewMask + 1;
+  const uint64_t ticket = epoch | static_cast<uint64_t>(crew);
+  for (int32_t thread = 1; thread < crew; ++thread) {
+    offers_[static_cast<size_t>(thread)].ticket.store(ticket, std::memory_order_release);
+  }
   // Sequentially consistent with sleeping_workers_: either we see the sleeper, or it sees the job before it sleeps.
-  ticket_.store(epoch | static_cast<uint64_t>(crew), std::memory_order_seq_cst);
+  ticket_.store(ticket, std::memory_order_seq_cst);
   if (sleeping_workers_.load(std::memory_order_seq_cst) > 0) {
     {
       const std::lock_guard<std::mutex> guard(mutex_);
@@ -96,9 +101,21 @@ void Pool::parallel(int32_t parts, Body body, void* arg) {
   }
   inside_part = true;
   run_share(0);
+  for (int32_t thread = crew - 1; thread > 0; --thread) {
+    if (!claim(thread, ticket)) continue;
+    run_share(thread);
+    unfinished_.fetch_sub(1, std::memory_order_seq_cst);
+  }
   inside_part = false;
   await_crew();
   busy_.store(false, std::memory_order_release);
+}
+
+// Only for the ticket it was offered under: a worker that comes late finds its share gone, or another job's.
+bool Pool::claim(int32_t thread, uint64_t ticket) {
+  auto& offer = offers_[static_cast<size_t>(thread)].ticket;
+  return offer.load(std::memory_order_relaxed) == ticket &&
+         offer.compare_exchange_strong(ticket, 0, std::memory_order_acq_rel, std::memory_order_relaxed);
 }
 
 void Pool::run_share(int32_t thread) {
@@ -132,7 +149,7 @@ void Pool::work(int32_t thread) {
   for (;;) {
     seen = await_job(seen);
     if (stopping_.load()) return;
-    if (static_cast<uint64_t>(thread) >= (seen & kCrewMask)) continue;
+    if (static_cast<uint64_t>(thread) >= (seen & kCrewMask) || !claim(thread, seen)) continue;
     run_share(thread);
     if (unfinished_.fetch_sub(1, std::memory_order_seq_cst) == 1 && caller_sleeps_.load(std::memory_order_seq_cst)) {
       {

@@ -18,6 +18,7 @@
 namespace specc {
 namespace {
 
+constexpr int64_t kLeastWork = 131072;  // multiplications worth another thread: some 5 us, against 1 to wake it
 constexpr int64_t kLanes = 8;
 constexpr int64_t kMaxQueries = 24;           // in a block
 constexpr int64_t kScoreFloats = 96 * 1024;   // a block's scores stay within L2
@@ -297,7 +298,7 @@ Tensor* cached_attention(const Tensor& q, const Tensor& k_cache, const Tensor& v
   for (int64_t t = 0; t < q.sizes[0]; t++) longest = std::max(longest, problem.position(t) + 1 - problem.first(t));
   const int64_t per_head = problem.group * q.sizes[0];
   const int64_t work = per_head * kv_heads * longest * (size + sizes[2]);
-  const int64_t parts = parts_for(work, 32768);
+  const int64_t parts = parts_for(work, kLeastWork);
   // Big blocks read the cache less often; small ones spread over the threads evenly.
   int64_t queries = std::clamp<int64_t>(kScoreFloats / longest, 1, kMaxQueries);
   if (parts > 1) queries = std::min(queries, std::max<int64_t>(1, per_head * kv_heads / (parts * 3)));

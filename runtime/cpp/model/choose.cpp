@@ -12,7 +12,9 @@ namespace {
 
 constexpr int64_t kBlock = 512;     // logits whose maximum is taken at a stroke
 constexpr int64_t kSampledBlock = 128;  // smaller, since the maximum then bounds its logits more tightly
-constexpr int64_t kLeast = 16384;   // logits worth another thread
+// Logits worth another thread. A maximum reads them at memory's speed; noise is computed for each.
+constexpr int64_t kLeastGreedy = 65536;
+constexpr int64_t kLeastSampled = 8192;
 constexpr int64_t kMaxParts = 64;
 
 using NativeI = Vector<int32_t, kNativeLanes>;
@@ -108,9 +110,9 @@ void sample_part(const Sampling& s, int64_t begin, int64_t end, Best& best) {
 }
 
 template <class Part>
-Best best_of_parts(int64_t valid, const Part& part) {
+Best best_of_parts(int64_t valid, int64_t least, const Part& part) {
   Best bests[kMaxParts];
-  const int64_t parts = std::min(parts_for(valid, kLeast), kMaxParts);
+  const int64_t parts = std::min(parts_for(valid, least), kMaxParts);
   parallel(parts, [&](int32_t i) {
     const Share mine = share(valid, i, parts);
     bests[i] = part(mine.begin, mine.end);
@@ -127,7 +129,7 @@ Best best_of_parts(int64_t valid, const Part& part) {
 
 Choice choose_greedy(const float* logits, int64_t valid) {
   const Best best =
-      best_of_parts(valid, [&](int64_t begin, int64_t end) { return greedy_part(logits, begin, end); });
+      best_of_parts(valid, kLeastGreedy, [&](int64_t begin, int64_t end) { return greedy_part(logits, begin, end); });
   return {std::max<int64_t>(best.token, 0), best.any_nan};
 }
 
@@ -137,7 +139,7 @@ Choice choose_sampled(const float* logits, int64_t valid, double temperature, ui
   const Sampling sampling{logits, temperature, noise_key(seed, position)};
   Best start;  // a good first value rules out most of the others
   start.offer(sampling.value(greedy.token), greedy.token);
-  const Best best = best_of_parts(valid, [&](int64_t begin, int64_t end) {
+  const Best best = best_of_parts(valid, kLeastSampled, [&](int64_t begin, int64_t end) {
     Best mine = start;
     sample_part(sampling, begin, end, mine);
     return mine;

@@ -50,9 +50,38 @@ void check_settles(const World& world, size_t best) {
   }
 }
 
+// Speculation that loses costs little, from the first round on, even where the first rounds are slow and others stop
+// the clock now and then. The loss is in rounds of K = 0 over the first 128 tokens.
+void check_gives_up(const World& world, double most) {
+  double lost = 0;
+  int late = 0;  // a round that stops the clock may delay the choice
+  constexpr int kSeeds = 20;
+  for (unsigned seed = 0; seed < kSeeds; ++seed) {
+    LengthController controller(world.lengths);
+    std::mt19937 random(seed);
+    std::uniform_real_distribution<double> uniform(0, 1);
+    int tokens = 0;
+    for (int round = 0; tokens < 128; ++round) {
+      const size_t index = controller.choose();
+      size_t accepted = 0;
+      while (accepted < static_cast<size_t>(world.lengths[index]) && uniform(random) < world.acceptance) ++accepted;
+      const double hiccup = uniform(random) < 0.02 ? 100 : round == 0 ? 3 : 1;
+      controller.observe(index, accepted, world.seconds[index] * (0.95 + 0.1 * uniform(random)) * hiccup);
+      tokens += static_cast<int>(accepted) + 1;
+      lost += world.seconds[index] - static_cast<double>(accepted + 1);
+      late += round == 16 && controller.current() != 0;
+    }
+  }
+  CHECK(late <= 2);
+  CHECK_NOTE(lost / kSeeds < most, std::to_string(lost / kSeeds));
+}
+
 }  // namespace
 
 void controller_test() {
+  check_gives_up({{0, 2, 4}, {1.0, 1.6, 2.2}, 0.05}, 4);
+  check_gives_up({{0, 2, 4}, {1.0, 3.0, 5.0}, 0}, 6);
+  check_gives_up({{0, 1, 2, 4, 8}, {1.0, 1.3, 1.6, 2.2, 3.5}, 0.1}, 5);
   check_settles({{0, 2, 4}, {1.0, 1.1, 1.2}, 0.9}, 2);     // cheap and well accepted: the longest
   check_settles({{0, 2, 4}, {1.0, 1.3, 2.5}, 0.5}, 1);     // 1, 1.35, 0.775 tokens a second
   check_settles({{0, 2, 4}, {1.0, 1.6, 2.2}, 0.1}, 0);     // speculation loses: off

@@ -33,6 +33,7 @@ int main(int argc, char** argv) {
   if (name == "files") files_test(folder);
   if (name == "session") session_test(folder);
   if (name == "edges") edges_test(folder);
+  if (name == "replace") replace_test(folder);
   std::cout << name << ": " << failures << " failures\n";
   return failures == 0 ? 0 : 1;
 }

@@ -10,6 +10,7 @@ void pool_test();
 void files_test(const std::string& folder);
 void session_test(const std::string& artifacts);
 void edges_test(const std::string& artifacts);
+void replace_test(const std::string& artifact);
 int load_and_report(const std::string& artifact);
 
 // Calls of operator new in this program; the model library takes its memory from malloc and is not counted.

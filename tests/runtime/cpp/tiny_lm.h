@@ -39,7 +39,7 @@ inline void logits(const int64_t* text, size_t count, int64_t salt, float* out) 
 inline double gumbel(int64_t seed, int64_t position, int64_t v) {
   const uint64_t h = splitmix64(splitmix64(splitmix64(static_cast<uint64_t>(seed)) ^ static_cast<uint64_t>(position)) ^
                                 static_cast<uint64_t>(v));
-  const double u = (static_cast<double>(h >> 11) + 0.5) * 0x1p-53;
+  const double u = (static_cast<double>(h >> 12) + 0.5) * 0x1p-52;
   return -std::log(-std::log(u));
 }
 

@@ -17,6 +17,10 @@ struct specc_tensor {
   bool owns;
 };
 
+#ifndef TINY_SALT
+#define TINY_SALT 0  // another value makes another model of the same artifact
+#endif
+
 namespace {
 
 thread_local char message[256];
@@ -138,7 +142,7 @@ struct LmJob {
 void lm_row(void* arg, int32_t part) {
   const auto& job = *static_cast<LmJob*>(arg);
   const int64_t position = ints(job.in[1])[part];
-  tiny::logits(ints(job.in[2]), static_cast<size_t>(position) + 1, ints(job.in[3])[0],
+  tiny::logits(ints(job.in[2]), static_cast<size_t>(position) + 1, ints(job.in[3])[0] + TINY_SALT,
                floats(job.out[1]) + part * tiny::kVocab);
   floats(job.out[0])[2 * part] = static_cast<float>(position);
   floats(job.out[0])[2 * part + 1] = static_cast<float>(ints(job.in[0])[part]);

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from cyclopts import Group, Parameter
 
@@ -12,13 +12,8 @@ from specc import flags
 from specc.flags import Isa, Json, Quant, Switch
 from specc.output import EXIT_OK, emit, say
 from specc.progress import JsonProgress, TerminalProgress, human_bytes
+from specc.request import MOST_DRAFTS, CompileRequest, check_output, check_request
 from specc.runtime import Manifest
-
-if TYPE_CHECKING:
-    from specc.driver import CompileRequest
-
-METHODS = ("auto", "none", "ngram", "suffix", "draft_model", "layerskip", "eagle:adaptive")
-MOST_DRAFTS = 32
 
 _METHOD = Group.create_ordered("Method")
 _TARGET = Group.create_ordered("Target")
@@ -81,6 +76,7 @@ def main(
         calibration=calibration, device=device, backend=backend, isa=isa, quant=quant,
         max_model_len=max_model_len, prefill_chunk=prefill_chunk, output=artifact, force=force,
     )  # fmt: skip
+    check_output(request)
     from specc.driver import compile_model
 
     report = compile_model(request, JsonProgress() if json else TerminalProgress())
@@ -114,34 +110,20 @@ def request_of(
     output: Path,
     force: bool,
 ) -> CompileRequest:
-    """The request, or a UsageError: a flag that would have no effect is refused, never dropped."""
-    flags.one_of("--method", method, METHODS)
-    flags.at_least("--max-model-len", max_model_len, 2)
-    if not 1 <= prefill_chunk <= 512:
-        raise flags.bad_value("--prefill-chunk", "1 to 512", prefill_chunk)
-    _only_for("--drafter", drafter, method, ("draft_model",))
-    _only_for("--draft-layers", draft_layers, method, ("layerskip",))
-    _only_for("--depths", depths, method, ("eagle:adaptive",))
-    _only_for("--drafter-options", drafter_options, method, ("ngram", "suffix"))
-    _only_for("--calibration", calibration, method, ("auto", "layerskip", "eagle:adaptive"))
-    if method == "draft_model" and drafter is None:
-        raise flags.conflict("draft_model needs a model that drafts", "add --drafter MODEL")
-    if calibration is not None and not calibration.is_file():
-        raise flags.bad_value("--calibration", "a text file", calibration)
-    ks = _draft_lengths(method, num_speculative_tokens)
-    from specc.driver import CompileRequest
-
-    return CompileRequest(
-        model=model, method=method, drafter=drafter, num_speculative_tokens=ks, device=device,
-        backend=backend, isa=isa, quant=quant, max_model_len=max_model_len,
-        prefill_chunk=prefill_chunk, output=output, calibration=calibration,
+    """The request, or a UsageError."""
+    request = CompileRequest(
+        model=model, method=method, drafter=drafter, device=device, backend=backend, isa=isa,
+        quant=quant, max_model_len=max_model_len, prefill_chunk=prefill_chunk, output=output,
+        calibration=calibration, force=force,
+        num_speculative_tokens=_draft_lengths(num_speculative_tokens),
         draft_layers=_optional("--draft-layers", draft_layers, 0, 4095),
         depths=_optional("--depths", depths, 1, 4095),
         drafter_options=flags.options("--drafter-options", drafter_options)
         if drafter_options is not None
         else {},
-        force=force,
     )  # fmt: skip
+    check_request(request)
+    return request
 
 
 def summary(manifest: Manifest) -> str:
@@ -171,25 +153,9 @@ def total_bytes(manifest: Manifest) -> int:
     return sum(f.bytes for f in manifest.files.values())
 
 
-def _draft_lengths(method: str, text: str | None) -> tuple[int, ...] | None:
-    if text is None:
-        return None
+def _draft_lengths(text: str | None) -> tuple[int, ...] | None:
     flag = "--num-speculative-tokens"
-    found = flags.number_set(flag, f"0,{text}", 0, MOST_DRAFTS)
-    if method == "none" and found != (0,):
-        raise flags.conflict("method none drafts nothing", "leave out " + flag, found=text)
-    if method not in ("none", "auto") and found == (0,):
-        raise flags.conflict(f"{method} with K=0 alone never drafts", "choose --method none")
-    return found
-
-
-def _only_for(flag: str, value: object, method: str, methods: tuple[str, ...]) -> None:
-    if value is not None and method not in methods:
-        raise flags.conflict(
-            f"{flag} has no meaning for --method {method}",
-            f"leave it out, or choose --method {methods[-1]}",
-            expected=f"--method {' or '.join(methods)}",
-        )
+    return None if text is None else flags.number_set(flag, f"0,{text}", 0, MOST_DRAFTS)
 
 
 def _optional(flag: str, text: str | None, least: int, most: int) -> tuple[int, ...] | None:

@@ -10,15 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from specc import flags, output
-from specc.commands.compile_ import METHODS, request_of
+from specc.commands.compile_ import request_of
 from specc.flags import Json, Switch
 from specc.progress import JsonProgress, Progress, TerminalProgress
+from specc.request import METHODS, CompileRequest
 
 if TYPE_CHECKING:
-    from specc.driver import CompileRequest
     from specc.passes import Pass, PassResult
-
-_SHOWN_METHODS = tuple(m for m in METHODS if m != "auto")
 
 
 def main(
@@ -68,7 +66,7 @@ def main(
         show_list: List the passes of the method.
         json: Print one JSON object on stdout.
     """
-    flags.one_of("--method", method, _SHOWN_METHODS)
+    flags.one_of("--method", method, METHODS)
     _check_pass(print_after, method)
     _check_pass(stop_after, method)
     if show_list:

@@ -4,18 +4,41 @@
 #include "suffix.h"
 
 namespace specc {
+namespace {
 
-std::unique_ptr<HostDrafter> make_host_drafter(const DrafterSpec& spec) {
-  if (!spec.host) return nullptr;
-  if (spec.kind == "ngram") {
-    return std::make_unique<NgramDrafter>(static_cast<size_t>(spec.prompt_lookup_min),
-                                          static_cast<size_t>(spec.prompt_lookup_max));
-  }
-  if (spec.kind == "suffix") {
-    return std::make_unique<SuffixDrafter>(
-        SuffixOptions{static_cast<size_t>(spec.max_tree_depth), spec.max_spec_factor, spec.min_token_prob});
+// The one place that knows host drafters by name.
+struct Maker {
+  const char* name;
+  std::unique_ptr<HostDrafter> (*make)(const DrafterSpec& spec);
+};
+
+constexpr Maker kMakers[] = {
+    {"ngram",
+     [](const DrafterSpec& spec) -> std::unique_ptr<HostDrafter> {
+       return std::make_unique<NgramDrafter>(static_cast<size_t>(spec.prompt_lookup_min),
+                                             static_cast<size_t>(spec.prompt_lookup_max));
+     }},
+    {"suffix",
+     [](const DrafterSpec& spec) -> std::unique_ptr<HostDrafter> {
+       return std::make_unique<SuffixDrafter>(
+           SuffixOptions{static_cast<size_t>(spec.max_tree_depth), spec.max_spec_factor, spec.min_token_prob});
+     }},
+};
+
+const Maker* maker_of(const std::string& name) {
+  for (const auto& maker : kMakers) {
+    if (name == maker.name) return &maker;
   }
   return nullptr;
+}
+
+}  // namespace
+
+bool knows_host_drafter(const std::string& name) { return maker_of(name) != nullptr; }
+
+std::unique_ptr<HostDrafter> make_host_drafter(const DrafterSpec& spec) {
+  const Maker* maker = maker_of(spec.host_drafter);
+  return maker == nullptr ? nullptr : maker->make(spec);
 }
 
 }  // namespace specc

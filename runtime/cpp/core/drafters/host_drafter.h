@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 
 #include "../manifest.h"
 
@@ -22,6 +23,7 @@ class HostDrafter {
   virtual size_t propose(const int64_t* tokens, size_t count, size_t k, int64_t* draft) = 0;
 };
 
+bool knows_host_drafter(const std::string& name);
 // The artifact's own drafter; null if it has none that runs on the host.
 std::unique_ptr<HostDrafter> make_host_drafter(const DrafterSpec& spec);
 

@@ -5,7 +5,9 @@
 namespace specc {
 namespace {
 
-constexpr size_t kWarmupRounds = 3;  // per arm
+constexpr uint64_t kTries = 2;        // of an arm before it is judged by its own cost
+constexpr uint64_t kFirstRounds = 16;  // in which the best so far is followed at once
+constexpr uint64_t kFewRounds = 4;     // an arm's cost is the least of so many: a round is often late, never early
 constexpr size_t kNotProbing = static_cast<size_t>(-1);
 constexpr double kPriorAcceptance = 0.6;
 constexpr double kAcceptanceStep = 0.03;
@@ -15,6 +17,7 @@ constexpr uint64_t kDwell = 4;
 // A longer draft must promise more than noise; a shorter one need only be better: losing by a little is still losing.
 constexpr double kGainToLengthen = 1.05, kGainToShorten = 1.01;
 constexpr uint64_t kFirstProbe = 16, kSoonProbe = 4, kLastProbe = 512;
+constexpr double kProbeShare = 0.015;  // of the time, for probes that are expected to lose
 
 constexpr double kDepthStep = 0.05;
 constexpr double kShallower = 0.85, kDeeper = 0.60;
@@ -28,39 +31,50 @@ LengthController::LengthController(std::vector<int64_t> lengths)
       arms_(lengths_.size()),
       acceptance_(static_cast<size_t>(lengths_.back()), kPriorAcceptance),
       acceptance_seen_(acceptance_.size(), 0),
-      warmup_left_(lengths_.size() > 1 ? kWarmupRounds * lengths_.size() : 0),
       probe_interval_(kFirstProbe),
       rounds_to_probe_(kFirstProbe),
       probing_(kNotProbing) {}
 
 size_t LengthController::choose() {
   if (arms_.size() == 1) return 0;
-  if (warmup_left_ > 0) {
-    current_ = (warmup_left_ - 1) % arms_.size();  // from the longest to 0, and again
+  if (rounds_ < kFirstRounds) {
+    // A drafter that finds nothing plays 0 whatever is chosen, so rounds are counted, not choices.
+    for (const size_t first : {size_t{1}, size_t{0}}) {
+      if (arms_[first].rounds < kTries && arms_[first].rounds <= arms_[1 - first].rounds) return current_ = first;
+    }
+    settle(1, 1);
     return current_;
   }
-  if (rounds_to_probe_ > 0) {
-    --rounds_to_probe_;
-    return current_;
-  }
-  next_probe_ = (next_probe_ + 1) % arms_.size();
-  if (next_probe_ == current_) next_probe_ = (next_probe_ + 1) % arms_.size();
-  probing_ = next_probe_;
+  if (rounds_to_probe_ > 0) --rounds_to_probe_;
+  probe_allowance_ += kProbeShare;
+  const size_t next = next_to_probe();
+  if (rounds_to_probe_ > 0 || cost_of_probe(next) > probe_allowance_) return current_;
+  probe_allowance_ -= cost_of_probe(next);
+  probing_ = next_probe_ = next;
   rounds_to_probe_ = probe_interval_;
   return probing_;
+}
+
+size_t LengthController::next_to_probe() const {
+  const size_t next = (next_probe_ + 1) % arms_.size();
+  return next == current_ ? (next + 1) % arms_.size() : next;
+}
+
+// What a round of this arm is expected to lose, in rounds of the current one. Verification of K+1 rows costs at most as
+// much as K+1 rounds: a measurement beyond was interrupted.
+double LengthController::cost_of_probe(size_t index) const {
+  const double excess = seconds(index) / seconds(current_) - expected_tokens(index) / expected_tokens(current_);
+  return std::clamp(excess, 0.0, static_cast<double>(lengths_[index] + 1));
 }
 
 void LengthController::observe(size_t index, size_t accepted, double seconds) {
   learn_acceptance(static_cast<size_t>(lengths_[index]), accepted);
   learn_cost(arms_[index], seconds);
   if (arms_.size() == 1) return;
-  if (warmup_left_ > 0) {
-    if (--warmup_left_ == 0) settle();
-    return;
-  }
+  if (++rounds_ <= kFirstRounds) return;
   const size_t before = current_;
   ++rounds_in_arm_;
-  if (rounds_in_arm_ >= kDwell) settle();
+  if (rounds_in_arm_ >= kDwell) settle(kGainToLengthen, kGainToShorten);
   if (current_ != before) {
     rounds_in_arm_ = 0;
     probe_interval_ = rounds_to_probe_ = kFirstProbe;
@@ -77,12 +91,12 @@ void LengthController::schedule_probe(bool promising) {
   rounds_to_probe_ = probe_interval_;
 }
 
-void LengthController::settle() {
+void LengthController::settle(double gain_to_lengthen, double gain_to_shorten) {
   size_t best = current_;
   for (size_t i = 0; i < arms_.size(); ++i) {
     if (rate(i) > rate(best)) best = i;
   }
-  const double gain = best > current_ ? kGainToLengthen : kGainToShorten;
+  const double gain = best > current_ ? gain_to_lengthen : gain_to_shorten;
   if (rate(best) > gain * rate(current_)) current_ = best;
 }
 
@@ -97,10 +111,9 @@ void LengthController::learn_acceptance(size_t length, size_t accepted) {
 void LengthController::learn_cost(Arm& arm, double seconds) {
   ++arm.rounds;
   if (arm.rounds == 1) {
-    arm.seconds = seconds;
-  } else if (arm.rounds == 2) {
-    arm.seconds =
-        std::min(arm.seconds, seconds);  // the first round of a function touches its memory for the first time
+    arm.seconds = seconds;  // high: the first round of a function touches its memory for the first time
+  } else if (arm.rounds <= kFewRounds) {
+    arm.seconds = std::min(arm.seconds, seconds);
   } else {
     arm.seconds += kCostStep * (std::min(seconds, kOutlier * arm.seconds) - arm.seconds);
   }

@@ -10,6 +10,10 @@ namespace specc {
 
 // Maximises expected tokens per second, (1 + sum over j of prod over i<=j of acceptance_i) / seconds(K), over the
 // artifact's draft lengths. 0 is always among them: speculation that loses is switched off, and retried now and then.
+//
+// It begins with few rounds of 0 and of the shortest draft. A longer one is tried only while it could still be the best,
+// if it cost no more than the next shorter one; what cannot pay is not paid for. Later, trying what seems to lose may
+// cost a fixed small share of the time.
 class LengthController {
  public:
   explicit LengthController(std::vector<int64_t> lengths);  // ascending, begins with 0
@@ -29,9 +33,11 @@ class LengthController {
   };
 
   double seconds(size_t index) const;
+  double cost_of_probe(size_t index) const;
+  size_t next_to_probe() const;
   void learn_acceptance(size_t length, size_t accepted);
   void learn_cost(Arm& arm, double seconds);
-  void settle();
+  void settle(double gain_to_lengthen, double gain_to_shorten);
   void schedule_probe(bool promising);
 
   std::vector<int64_t> lengths_;
@@ -39,9 +45,10 @@ class LengthController {
   std::vector<double> acceptance_;  // of position i, given that all before it were accepted
   std::vector<uint64_t> acceptance_seen_;
   size_t current_ = 0;
-  size_t warmup_left_;
+  uint64_t rounds_ = 0;
   uint64_t rounds_in_arm_ = 0;
   uint64_t probe_interval_, rounds_to_probe_;
+  double probe_allowance_ = 0;  // in rounds of the current length
   size_t next_probe_ = 0;
   size_t probing_;  // the arm being probed, or kNotProbing
 };

@@ -29,7 +29,7 @@ bool Session::play_round() {
   const Stopwatch watch;
   size_t length_index = choose_length();
   const auto& lengths = artifact_->manifest().draft_lengths;
-  if (artifact_->manifest().drafter.host) {
+  if (artifact_->manifest().drafter.on_host()) {
     length_index = largest_within(lengths, propose(static_cast<size_t>(lengths[length_index])));
   }
   const size_t depth_index = options_.depth_index == kAdaptive ? depth_controller_.index() : options_.depth_index;
@@ -83,9 +83,10 @@ size_t Session::propose(size_t k) {
 bool Session::ready_for(const Round& round) {
   const size_t n = root_position();
   if (!catch_up(std::min(written_, n))) return false;
-  // Rounds keep a separate draft model's state up to position n-2 (the round itself feeds x[n-1] and x[n]); rounds
-  // without drafts do not.
-  if (round.draft_length > 0 && drafter_written_ + 1 < n && !catch_up(drafter_written_)) return false;
+  // A round feeds the drafter the last `lag` tokens before the root again, so its own state may end that far behind.
+  // Rounds without drafts leave it further behind.
+  const auto lag = static_cast<size_t>(artifact_->manifest().drafter.lag);
+  if (round.draft_length > 0 && drafter_written_ + lag < n && !catch_up(drafter_written_)) return false;
   if (round.reads_taps && n > 0 && !taps_.covers(n - 1)) return catch_up(n - 1);
   return true;
 }
@@ -132,7 +133,7 @@ void Session::commit(const Round& round, size_t accepted) {
 
   // Row r holds position n + r; it is right if its token, the root or an accepted draft, is part of the text.
   const size_t rows = std::min(accepted, result.kept) + 1;
-  if (!artifact_->manifest().drafter.own_state) {
+  if (artifact_->manifest().drafter.state != DraftState::kOwn) {
     drafter_written_ = n + rows;
   } else if (round.draft_length > 0) {
     drafter_written_ = n + std::min(rows, round.draft_length);  // the last draft was proposed, but not fed

@@ -20,6 +20,16 @@ const Plan& require_plan(const std::vector<Plan>& plans, const std::string& name
   fail("a function is missing", name);
 }
 
+const RoundSpec& require_round(const std::vector<RoundSpec>& rounds, int64_t length, int64_t depth) {
+  for (const auto& round : rounds) {
+    if (round.length == length && round.depth == depth) return round;
+  }
+  throw Error(Code::Plan, "a round is missing")
+      .where("rounds")
+      .expected("one with k " + std::to_string(length) + ", depth " + std::to_string(depth))
+      .cure("compile the artifact again");
+}
+
 bool has(const ValueSpec& value, int32_t dtype, int64_t rows) {
   return value.dtype == dtype && value.shape == std::vector<int64_t>{rows};
 }
@@ -71,17 +81,13 @@ Round checked_round(const Plan& plan, size_t draft_length, bool host) {
 RoundTable::RoundTable(const Manifest& manifest, const std::vector<Plan>& plans)
     : prefill_(&require_plan(plans, "prefill")) {
   check_prefill(*prefill_);
+  static const std::vector<int64_t> kNoDepths = {0};
+  const DrafterSpec& drafter = manifest.drafter;
   for (const int64_t length : manifest.draft_lengths) {
-    const std::string name = "round_" + std::to_string(length);
-    const auto draft_length = static_cast<size_t>(length);
     std::vector<Round> by_depth;
-    if (length == 0 || manifest.drafter.depths.empty()) {
-      by_depth.push_back(checked_round(require_plan(plans, name), draft_length, manifest.drafter.host));
-    } else {
-      for (const int64_t depth : manifest.drafter.depths) {
-        const Plan& plan = require_plan(plans, name + "_d" + std::to_string(depth));
-        by_depth.push_back(checked_round(plan, draft_length, manifest.drafter.host));
-      }
+    for (const int64_t depth : length == 0 || drafter.depths.empty() ? kNoDepths : drafter.depths) {
+      const Plan& plan = require_plan(plans, require_round(manifest.rounds, length, depth).function);
+      by_depth.push_back(checked_round(plan, static_cast<size_t>(length), drafter.on_host()));
     }
     rounds_.push_back(std::move(by_depth));
   }

@@ -39,7 +39,7 @@ Session::Session(std::shared_ptr<Artifact> artifact)
 }
 
 void Session::set_drafter(specc_drafter_fn drafter, void* user) {
-  if (drafter != nullptr && !artifact_->manifest().drafter.host) {
+  if (drafter != nullptr && !artifact_->manifest().drafter.on_host()) {
     throw Error(Code::Option, "this artifact drafts inside its rounds and takes no drafter of the caller")
         .expected("an artifact whose drafter runs on the host")
         .found("drafter '" + artifact_->manifest().drafter.kind + "'")

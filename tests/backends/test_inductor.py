@@ -1,0 +1,154 @@
+"""Compiled artifacts of real, tiny models: the tokens are transformers' own, for every method and K."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from specc.runtime import Artifact
+from tests.conftest import compiled
+
+PROMPT = [7, 21, 40, 7, 21, 99, 150, 7, 21]
+NEW = 40
+METHODS = ("none", "ngram", "suffix", "draft_model", "layerskip", "eagle:adaptive")
+
+
+@pytest.fixture(scope="module")
+def wanted(tiny_model: Path) -> list[int]:
+    """Greedy continuation by transformers' generate, with its own cache and attention."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    model.generation_config.eos_token_id = None
+    ids = torch.tensor([PROMPT])
+    mask = torch.ones_like(ids)
+    output = model.generate(
+        ids, attention_mask=mask, max_new_tokens=NEW, do_sample=False, pad_token_id=0
+    )
+    return output[0, len(PROMPT) :].tolist()
+
+
+@pytest.fixture(scope="module", params=METHODS)
+def artifact(request: pytest.FixtureRequest, tiny_model: Path, shared_folder: Path) -> Path:
+    method = request.param
+    options: dict[str, object] = {
+        "draft_model": {"drafter": str(tiny_model)},
+        "layerskip": {"draft_layers": (0, 1, 3)},
+        "eagle:adaptive": {"depths": (1, 3)},
+    }.get(method, {})
+    path = shared_folder / f"tiny-{method.replace(':', '-')}.specc"
+    return compiled(tiny_model, path, method, **options)
+
+
+def test_same_tokens_as_transformers(artifact: Path, wanted: list[int]) -> None:
+    with Artifact.load(artifact) as engine:
+        for k in (*engine.manifest.num_speculative_tokens, -1):
+            for depth in engine.manifest.drafter.depths or (-1,):
+                found = engine.generate(
+                    PROMPT, max_tokens=NEW, num_speculative_tokens=k, draft_depth=depth,
+                    ignore_eos=True,
+                )  # fmt: skip
+                assert list(found.token_ids) == wanted, (k, depth)
+
+
+def test_sampled_tokens_do_not_depend_on_speculation(artifact: Path) -> None:
+    with Artifact.load(artifact) as engine:
+        texts = {
+            engine.generate(
+                PROMPT, max_tokens=NEW, num_speculative_tokens=k, temperature=0.8, seed=3,
+                ignore_eos=True,
+            ).token_ids
+            for k in (*engine.manifest.num_speculative_tokens, -1)
+        }  # fmt: skip
+        assert len(texts) == 1
+        other = engine.generate(PROMPT, max_tokens=NEW, temperature=0.8, seed=4, ignore_eos=True)
+        assert other.token_ids not in texts
+
+
+def test_a_drafter_that_is_the_target_is_always_right(
+    tiny_model: Path, shared_folder: Path
+) -> None:
+    path = shared_folder / "tiny-draft_model.specc"
+    compiled(tiny_model, path, "draft_model", drafter=str(tiny_model))
+    with Artifact.load(path) as engine:
+        for heat in (0.0, 1.0):
+            stats = engine.generate(
+                PROMPT, max_tokens=NEW, num_speculative_tokens=4, temperature=heat, ignore_eos=True
+            ).stats
+            assert stats.accepted_tokens == stats.draft_tokens > 0
+
+
+def test_logits_have_the_same_bits_in_any_block(tiny_artifact: Path) -> None:
+    """Decoding and verifying run the same code: rows do not know how many they are."""
+    with Artifact.load(tiny_artifact) as engine, engine.session() as wide, engine.session() as one:
+        for session in (wide, one):
+            session.append(PROMPT[:1])
+        block = wide.run("verify_4", {"tokens": PROMPT[1:6], "positions": [1, 2, 3, 4, 5]})
+        for row in range(5):
+            tokens, positions = [PROMPT[1 + row]], [1 + row]
+            alone = bytes(one.run("verify_0", {"tokens": tokens, "positions": positions}))
+            assert alone == bytes(block)[row * len(alone) : (row + 1) * len(alone)]
+
+
+ALLOWED = re.compile(
+    r"(libc|libm|libdl|libpthread|libgcc_s|libstdc\+\+|ld-linux-x86-64)\.so|linux-vdso"
+)
+
+
+@pytest.mark.parametrize("name", ["model.so", "lib/libspecc.so"])
+def test_libraries_need_the_system_alone(tiny_artifact: Path, name: str) -> None:
+    output = subprocess.run(
+        ["ldd", str(tiny_artifact / name)], capture_output=True, text=True, check=True
+    ).stdout
+    needed = [line.strip() for line in output.splitlines()]
+    assert needed
+    assert [line for line in needed if not ALLOWED.search(line)] == []
+
+
+def test_small_beside_the_weights(tiny_artifact: Path) -> None:
+    code = [tiny_artifact / "model.so", tiny_artifact / "lib/libspecc.so"]
+    assert sum(path.stat().st_size for path in code) < 4 << 20
+
+
+def test_the_c_program_says_the_same(
+    tiny_artifact: Path, wanted: list[int], tmp_path: Path
+) -> None:
+    """Built against the artifact alone, run in an empty environment: no Python, no libtorch to be found."""
+    build = tmp_path / "build"
+    source = Path(__file__).parents[2] / "examples/c"
+    for command in (
+        ["cmake", "-S", str(source), "-B", str(build), f"-DSPECC_ARTIFACT={tiny_artifact}"],
+        ["cmake", "--build", str(build)],
+    ):
+        subprocess.run(command, check=True, capture_output=True)
+    program = build / "specc_example"
+    ids = ",".join(map(str, PROMPT))
+    output = subprocess.run(
+        [str(program), str(tiny_artifact), "--ids", ids, str(NEW)],
+        capture_output=True, text=True, check=True, env={}, cwd="/",
+    ).stdout  # fmt: skip
+    found = [int(word) for word in output.split()]
+    ends = Artifact.load(tiny_artifact).manifest.model.eos_token_ids
+    stop = next((i + 1 for i, token in enumerate(wanted) if token in ends), NEW)
+    assert found == wanted[:stop]
+
+
+def test_code_for_another_cpu_is_built_here_and_refused_where_it_cannot_run(
+    tiny_model: Path, tiny_artifact: Path, tmp_path: Path
+) -> None:
+    """--isa avx512 compiles on any machine; loading checks the CPU before anything is mapped executable."""
+    from specc.errors import ArtifactError
+
+    copy = tmp_path / "foreign.specc"
+    shutil.copytree(tiny_artifact, copy)
+    manifest = copy / "manifest.json"
+    manifest.write_text(manifest.read_text().replace("x86-64-v3", "x86-64-v9"))
+    with pytest.raises(ArtifactError, match="SPECC-E0504"):
+        Artifact.load(copy)
+    os.sync()

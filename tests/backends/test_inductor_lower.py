@@ -1,0 +1,106 @@
+"""What the inductor backend decides before Inductor runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from specc.backends.inductor import leaves, lower, phases
+from specc.ir import Function, Role, SpeculativeProgram, TensorType, Weight
+from specc.ir.dialect import ops
+from specc.ir.graphs import Builder
+from specc.passes import pipelines
+from tests.passes import toy
+
+aten = torch.ops.aten
+ROWS = TensorType("f32", ("T", 4))
+
+
+def _minus(*order: str, name: str = "leaf", rows: TensorType = ROWS) -> Function:
+    """X - y, with inputs in this order."""
+    builder = Builder()
+    inputs = {i: builder.input(i, rows) for i in order}
+    y = builder.op(aten.sub.Tensor, inputs["x"], inputs["y"], type_=rows)
+    return Function(name, Role.LEAF, builder.output(y), ("z",))
+
+
+def _identity(function: Function, isa: str = "x86-64-v3") -> str:
+    return lower._identity(function, isa)
+
+
+def test_the_order_of_arguments_tells_leaves_apart() -> None:
+    assert _identity(_minus("x", "y")) != _identity(_minus("y", "x"))
+    assert _identity(_minus("x", "y")) == _identity(_minus("x", "y", name="other"))
+    wider = TensorType("f32", ("T", 8))
+    assert _identity(_minus("x", "y")) != _identity(_minus("x", "y", rows=wider))
+    assert _identity(_minus("x", "y")) != _identity(_minus("x", "y"), "x86-64-v4")
+
+
+def test_what_inductor_is_told_tells_leaves_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, options = _identity(_minus("x", "y")), leaves.options
+    changed = lambda isa, folder: options(isa, folder) | {"cpp.threads": 2}  # noqa: E731
+    monkeypatch.setattr(leaves, "options", changed)
+    assert _identity(_minus("x", "y")) != before
+
+
+def test_generated_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+
+    def generate(function: Function, isa: str) -> str:
+        made.append(function.name)
+        return f"// {function.name} {isa}"
+
+    monkeypatch.setattr(leaves, "generate", generate)
+    first = lower._source(_minus("x", "y"), "x86-64-v3", tmp_path)
+    assert lower._source(_minus("x", "y", name="b"), "x86-64-v3", tmp_path) == first
+    lower._source(_minus("y", "x"), "x86-64-v3", tmp_path)
+    assert made == ["leaf", "leaf"]
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def _lowered(program: SpeculativeProgram) -> SpeculativeProgram:
+    return pipelines.host("ngram", toy.SHAPE, {})(program)
+
+
+def test_matrices_that_cannot_be_packed_are_named() -> None:
+    program = _lowered(toy.decoder(2))
+    assert phases.unpacked(program) == []
+
+    def shared(leaf: Function) -> Function:
+        """Adds the matrix to itself first, so that it is not only multiplied with."""
+        from specc.ir.graphs import copy_graph
+
+        graph, _ = copy_graph(leaf.graph)
+        linear = next(n for n in graph.nodes if n.target is aten.linear.default)
+        matrix = linear.args[1]
+        with graph.inserting_before(linear):
+            graph.call_function(aten.sum.default, (matrix,)).meta["type"] = TensorType("f32", ())
+        return Function(leaf.name, leaf.role, graph, leaf.outputs)
+
+    spoilt = program.replacing(shared(program.functions["layer.0"]))
+    assert phases.unpacked(spoilt) == ["w0", "w1"]
+    packed = phases.pack_weights(spoilt)
+    assert "w0" in packed.weights
+    assert "head#pack16" in packed.weights
+
+
+def test_packing_does_not_overwrite() -> None:
+    program = _lowered(toy.decoder(1))
+    mine = {"head#pack16": Weight.of(torch.zeros(1, 4, 16))}
+    taken = replace(program, weights=program.weights.added(mine))
+    with pytest.raises(Exception, match="SPECC-E0303"):
+        phases.pack_weights(taken)
+
+
+def test_the_dialect_has_the_packed_operations() -> None:
+    """Whatever is imported: they belong to the language, not to a backend."""
+    import subprocess
+    import sys
+
+    code = "import specc.ir, torch, sys; torch.ops.specc.linear.default; torch.ops.specc.embedding.default; "
+    code += "sys.exit(any('specc.backends' in m for m in sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+    assert ops.linear.default is torch.ops.specc.linear.default

@@ -1,0 +1,64 @@
+"""Does the runtime still know all that torch's generated code calls? Run on a newer torch, this reports what drifted:
+
+pip install torch==2.14.1 && python -m pytest tests/backends/test_shim_drift.py
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import torch
+
+from specc.backends.inductor import leaves
+from specc.backends.inductor.lower import shim_names
+from specc.backends.inductor.phases import pack_weights
+from specc.backends.inductor.toolchain import container_functions
+from specc.ir import Role
+from specc.ir.importers.folder import load_folder
+from specc.ir.importers.huggingface import import_model
+from specc.passes import pipelines
+
+RUNTIME = Path(torch.__file__).parent / "include/torch/csrc/inductor/aoti_runtime"
+CALL = re.compile(r"\b(aoti_torch_\w+)\s*\(")
+# Named in headers that a leaf includes, but only reached by models with constants, CUDA or a proxy executor.
+UNREACHED = re.compile(
+    r"cuda|xpu|mps|proxy|stream|device_guard|sycl|c10_value|aoti_torch_cpu_|_view_dtype|create_file|check_inf"
+)
+
+
+def test_generated_code_calls_nothing_the_runtime_lacks(tiny_model: Path) -> None:
+    from transformers import PreTrainedModel
+
+    model = load_folder(tiny_model)
+    assert isinstance(model, PreTrainedModel)
+    shape = pipelines.Shape((0, 2), 64, 16)
+    program = pack_weights(pipelines.host("ngram", shape, {})(import_model(model, "tiny")))
+    called: set[str] = set()
+    for function in program.functions.values():
+        if function.role is Role.LEAF:
+            source = leaves.generate(function, "x86-64-v3")
+            # After the includes: what this leaf calls, not what headers offer.
+            called |= set(CALL.findall(source))
+    known = shim_names()
+    unknown = {name for name in called - known if not UNREACHED.search(name)}
+    assert unknown == set(), f"torch {torch.__version__} calls what the shim of the runtime has not"
+
+
+def test_headers_that_leaves_inline_call_nothing_the_runtime_lacks() -> None:
+    called: set[str] = set()
+    for name in ("utils.h", "model.h", "model_container.h", "interface.h", "arrayref_tensor.h"):
+        path = RUNTIME / name
+        if path.exists():
+            called |= set(CALL.findall(path.read_text()))
+    unknown = {name for name in called - shim_names() if not UNREACHED.search(name)}
+    assert unknown == set(), f"torch {torch.__version__} inlines calls that the runtime has not"
+
+
+def test_the_container_interface_is_what_the_leaf_table_wraps() -> None:
+    wrapped = {
+        "AOTInductorModelContainerCreateWithDevice",
+        "AOTInductorModelContainerRunSingleThreaded",
+        "AOTInductorGetLastError",
+    }
+    assert wrapped <= set(container_functions())

@@ -1,0 +1,36 @@
+"""A manifest for tests."""
+
+from typing import Any
+
+
+def document() -> dict[str, Any]:
+    """A manifest as README.md describes it."""
+    return {
+        "schema_version": 1, "abi": 1, "specc_version": "0", "name": "tiny", "method": "ngram",
+        "backend": "inductor", "lossless": True,
+        "device": {"type": "cpu", "arch": "x86_64", "isa": "x86-64-v3"},
+        "model": {
+            "vocab_size": 256, "max_model_len": 128, "prefill_chunk": 64, "eos_token_ids": [2],
+            "bos_token_id": 1, "add_bos": False,
+        },
+        "num_speculative_tokens": [0, 2, 4],
+        "drafter": {
+            "kind": "ngram", "state": "none", "lag": 0, "host_drafter": "ngram", "depths": [],
+            "options": {"prompt_lookup_max": 4},
+        },
+        "rounds": [{"function": f"round_{k}", "k": k, "depth": 0} for k in (0, 2, 4)],
+        "state": [{
+            "name": "target.k.0", "dtype": "f32", "shape": [2, 128, 16], "owner": "target",
+            "zone": "target", "bytes": 16384,
+        }],
+        "functions": {
+            "prefill": {
+                "inputs": [{"name": "tokens", "dtype": "i64", "shape": ["T"]}], "outputs": [],
+                "plan": [{"entry": "embed", "in": ["%tokens"], "out": ["x"]}],
+            },
+            **{f"round_{k}": {"inputs": [], "outputs": [], "plan": []} for k in (0, 2, 4)},
+        },
+        "weights": {"file": "weights.safetensors", "bytes": 10},
+        "files": {"model.so": {"sha256": "00", "bytes": 1}},
+        "provenance": {"model": "somewhere"},
+    }  # fmt: skip

@@ -1,0 +1,115 @@
+"""What the user asks the compiler for, and the one place that judges it. Imports nothing heavy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from specc import flags
+from specc.errors import UsageError
+
+METHODS = ("none", "ngram", "suffix", "draft_model", "layerskip", "eagle:adaptive")
+AUTO = "auto"
+ISAS = {"avx2": "x86-64-v3", "avx512": "x86-64-v4"}
+MOST_DRAFTS = 32
+MOST_CHUNK = 512
+
+
+@dataclass(frozen=True)
+class CompileRequest:
+    """What the user asked for, as `specc compile` takes it. None: specc chooses."""
+
+    model: str
+    output: Path
+    method: str = AUTO
+    drafter: str | None = None
+    num_speculative_tokens: tuple[int, ...] | None = None
+    device: str = "cpu"
+    backend: str = "inductor"
+    isa: str = "native"
+    quant: str = "none"
+    max_model_len: int | None = None
+    prefill_chunk: int = 64
+    calibration: Path | None = None
+    draft_layers: tuple[int, ...] | None = None
+    depths: tuple[int, ...] | None = None
+    drafter_options: Mapping[str, float] = field(default_factory=dict)
+    force: bool = False
+
+
+def check_request(request: CompileRequest) -> None:
+    """Raise UsageError for what no model could make right. A flag without effect is refused, never dropped."""
+    flags.one_of("--method", request.method, (AUTO, *METHODS))
+    flags.one_of("--isa", request.isa, ("native", *ISAS))
+    for flag, value, built in (
+        ("--quant", request.quant, "none"),
+        ("--device", request.device, "cpu"),
+    ):
+        if value != built:
+            raise UsageError(
+                "SPECC-E0113", f"{flag} {value} is not built yet", expected=f"{flag} {built}",
+                cure="leave it out",
+            )  # fmt: skip
+    flags.at_least("--max-model-len", request.max_model_len, 2)
+    if not 1 <= request.prefill_chunk <= MOST_CHUNK:
+        raise flags.bad_value("--prefill-chunk", f"1 to {MOST_CHUNK}", request.prefill_chunk)
+    _only_for("--drafter", request.drafter, request, AUTO, "draft_model")
+    _only_for("--draft-layers", request.draft_layers, request, "layerskip")
+    _only_for("--depths", request.depths, request, "eagle:adaptive")
+    _only_for("--drafter-options", request.drafter_options or None, request, "ngram", "suffix")
+    _only_for("--calibration", request.calibration, request, "layerskip", "eagle:adaptive")
+    if request.method == "draft_model" and request.drafter is None:
+        raise flags.conflict("draft_model needs a model that drafts", "add --drafter MODEL")
+    if request.calibration is not None and not request.calibration.is_file():
+        raise flags.bad_value("--calibration", "a text file", request.calibration)
+    _check_lengths(request)
+
+
+def _check_lengths(request: CompileRequest) -> None:
+    ks = request.num_speculative_tokens
+    if ks is None:
+        return
+    flag = "--num-speculative-tokens"
+    if any(not 0 <= k <= MOST_DRAFTS for k in ks) or len(set(ks)) != len(ks):
+        raise flags.bad_value(
+            flag, f"distinct numbers from 0 to {MOST_DRAFTS}", ",".join(map(str, ks))
+        )
+    drafts = any(ks)
+    if request.method == "none" and drafts:
+        raise flags.conflict("method none drafts nothing", "leave out " + flag)
+    if request.method not in ("none", AUTO) and not drafts:
+        raise flags.conflict(
+            f"{request.method} with K=0 alone never drafts", "choose --method none"
+        )
+
+
+def check_output(request: CompileRequest) -> None:
+    """Raise UsageError if the artifact could not be put where it is asked for."""
+    output = request.output
+    if not output.resolve().parent.is_dir():
+        raise UsageError(
+            "SPECC-E0124", f"there is no folder {output.resolve().parent}", cure="make it, or choose another -o"
+        )  # fmt: skip
+    if not output.exists():
+        return
+    if not request.force:
+        raise UsageError(
+            "SPECC-E0123", f"{output} is there already", cure="add --force, or choose another -o"
+        )
+    artifact = (output / "manifest.json").is_file() or (
+        output.is_dir() and not any(output.iterdir())
+    )
+    if not artifact:
+        raise UsageError(
+            "SPECC-E0125", f"{output} is not an artifact, so it is not replaced", cure="choose another -o"
+        )  # fmt: skip
+
+
+def _only_for(flag: str, value: object, request: CompileRequest, *methods: str) -> None:
+    if value is not None and request.method not in methods:
+        raise flags.conflict(
+            f"{flag} has no meaning for --method {request.method}",
+            f"leave it out, or choose --method {methods[-1]}",
+            expected=f"--method {' or '.join(methods)}",
+        )
