@@ -1,6 +1,6 @@
 """Faults that users of other systems met in public, by the rows of the project's list: which test keeps each away.
 
-A row is either covered, by the tests named here, or waits for what it is about: the reason names the issue that builds it.
+A row is either covered, by the tests named here, or waits: the reason names the issue that builds what it is about.
 """
 
 from __future__ import annotations

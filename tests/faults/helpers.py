@@ -11,12 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from filelock import FileLock
 from transformers import PreTrainedModel
 
-from specc.driver import compile_model
-from specc.progress import SilentProgress
-from specc.request import CompileRequest
 from specc.runtime import Artifact, Session
 from tests.conftest import compiled
 
@@ -32,14 +28,7 @@ def artifact_of(method: str, model: Path, folder: Path) -> Path:
         "layerskip": {"draft_layers": (0, 1, 3)},
         "eagle:adaptive": {"depths": (1, 3)},
     }.get(method, {})
-    path = folder / f"tiny-{method.replace(':', '-')}.specc"
-    if method != "none":
-        return compiled(model, path, method, **options)
-    with FileLock(f"{path}.lock"):  # `none` takes no K
-        if not path.exists():
-            request = CompileRequest(str(model), path, method=method, isa="avx2")
-            compile_model(request, SilentProgress())
-    return path
+    return compiled(model, folder / f"tiny-{method.replace(':', '-')}.specc", method, **options)
 
 
 def altered(artifact: Path, place: Path, change: Callable[[dict[str, Any]], object]) -> Path:

@@ -83,7 +83,10 @@ def test_b34_bench_says_where_time_goes_and_what_breaks_even(
     assert "plain" in lines[-1]
 
 
-@pytest.mark.parametrize("flags", [[], ["--draft-layers", "0"]], ids=["calibrated", "given"])
+@pytest.mark.parametrize(
+    "flags", [[], ["--draft-layers", "0"], ["--draft-layers", "0,1,2"]],
+    ids=["calibrated", "given one", "given three"],
+)  # fmt: skip
 def test_b38_a_draft_of_few_layers_is_measured_before_it_is_sold(
     tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str]
 ) -> None:
@@ -253,6 +256,7 @@ def _eagle_head(folder: Path) -> None:
         (["--method", "draft_model", "--drafter", "HEAD"], 1, ()),
         (["--method", "layerskip", "--drafter", "HEAD"], 2, ("--drafter", "--method draft_model")),
         (["--method", "eagle", "--drafter", "HEAD"], 2, ("did you mean eagle:adaptive?",)),
+        (["--method", "mtp", "--drafter", "HEAD"], 2, ("one of auto, none, ngram",)),
         (["--method", "draft_model"], 2, ("--drafter",)),
         (["--method", "ngram", "--depths", "2"], 2, ("--depths", "--method eagle:adaptive")),
     ],
@@ -363,15 +367,15 @@ for session in sessions:
 """
 
 
-@pytest.mark.parametrize("method", ["ngram", "draft_model"])
 def test_b96_memory_is_predicted_and_taken_when_a_session_opens(
-    tiny_model: Path, shared_folder: Path, capsys: pytest.CaptureFixture[str], method: str
+    tiny_model: Path, shared_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`inspect --memory` is right to 5 %; what does not fit fails when it is opened, and what was opened works."""
-    path = artifact_of(method, tiny_model, shared_folder)
+    """`inspect --memory` counts the drafter and is right to 5 %; what does not fit fails on opening, the rest works."""
+    path = artifact_of("draft_model", tiny_model, shared_folder)
     code, out, _ = run(capsys, "inspect", path, "--memory", "--json")
     assert code == 0
-    predicted = json.loads(out)["memory"]["state_bytes"]
+    plan = json.loads(out)["memory"]
+    assert len(plan["state_bytes_by_zone"]) == 2
 
     def measured(count: int, room: int) -> str:
         return subprocess.run(
@@ -379,8 +383,8 @@ def test_b96_memory_is_predicted_and_taken_when_a_session_opens(
             capture_output=True, text=True, check=True,
         ).stdout.strip()  # fmt: skip
 
-    assert float(measured(40, 0)) == pytest.approx(predicted, rel=0.05)
-    assert measured(4000, 40 * predicted) == "SPECC-E0608"
+    assert float(measured(40, 0)) == pytest.approx(plan["state_bytes"], rel=0.05)
+    assert measured(4000, 40 * plan["state_bytes"]) == "SPECC-E0608"
 
 
 def test_artifacts_one_after_another_run_their_own_code(

@@ -1,6 +1,9 @@
 """A manifest for tests."""
 
+import json
 from typing import Any
+
+from specc.runtime import Manifest
 
 
 def document() -> dict[str, Any]:
@@ -34,3 +37,7 @@ def document() -> dict[str, Any]:
         "files": {"model.so": {"sha256": "00", "bytes": 1}},
         "provenance": {"model": "somewhere"},
     }  # fmt: skip
+
+
+def parse(doc: object) -> Manifest:
+    return Manifest.parse(json.dumps(doc))

@@ -13,11 +13,7 @@ from jsonschema import Draft202012Validator
 
 from specc.errors import ArtifactError
 from specc.runtime import Manifest, manifest_schema
-from tests.runtime.manifests import document
-
-
-def parse(doc: object) -> Manifest:
-    return Manifest.parse(json.dumps(doc))
+from tests.runtime.manifests import document, parse
 
 
 def test_manifest_is_typed() -> None:

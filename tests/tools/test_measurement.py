@@ -19,7 +19,8 @@ from specc.measurement import (
 from specc.prompts import Prompt
 from specc.runtime import Artifact, Manifest
 from specc.runtime.stats import LengthStats, PositionStats, Stats
-from tests.runtime.test_python import document, parse, stats
+from tests.runtime.manifests import document, parse
+from tests.runtime.test_python import stats
 
 ARMS = ("plain", "K=2", "K=4", "adaptive")
 

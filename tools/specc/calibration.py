@@ -20,6 +20,9 @@ from specc.passes.attach_adapter import Adapter
 from specc.passes.prune_layers import PruneLayers
 from specc.passes.tap_hidden_states import TapHiddenStates
 
+LEAST_TOKENS = 64
+"""Fewer say nothing about a draft."""
+
 RIDGE = 1e-3
 """Regularisation, as a share of the mean of the Gram matrix's diagonal."""
 
@@ -42,10 +45,10 @@ class Calibration:
     """Measurements of an outlined target on `tokens`."""
 
     def __init__(self, program: SpeculativeProgram, tokens: Sequence[int]) -> None:
-        if len(tokens) < 64:
+        if len(tokens) < LEAST_TOKENS:
             raise UsageError(
                 "SPECC-E0120", "too little text to calibrate a self-draft on",
-                expected="at least 64 tokens", found=str(len(tokens)),
+                expected=f"at least {LEAST_TOKENS} tokens", found=str(len(tokens)),
                 cure="pass a longer text with --calibration FILE",
             )  # fmt: skip
         self.program = program
@@ -53,7 +56,7 @@ class Calibration:
 
     @cached_property
     def _run(self) -> tuple[Tensor, dict[int, Tensor]]:
-        """First choices i64[N], and what enters each layer [N, H] by layer (the count of layers: what leaves the last)."""
+        """First choices i64[N]; what enters each layer [N, H], and under the layer count what leaves the last."""
         count, length = self.program.model.num_layers, len(self.tokens)
         tapped = TapHiddenStates(tuple(range(count + 1)), length)(self.program).program
         state = fresh_state(tapped, length)

@@ -142,7 +142,9 @@ def _tokenizer(imported: ImportedModel, progress: Progress) -> TokenizerFiles:
     reference = Tokenizer.from_str(imported.tokenizer_json)
     bos = imported.program.model.bos_token_id
     first = reference.encode("a", add_special_tokens=True).ids[:1]
-    return TokenizerFiles(compiled, imported.tokenizer_files, bos is not None and first == [bos])
+    # Models that come as one file have no tokenizer.json of their own; other tools want one.
+    files = {**imported.tokenizer_files, "tokenizer.json": imported.tokenizer_json.encode()}
+    return TokenizerFiles(compiled, files, bos is not None and first == [bos])
 
 
 @contextmanager

@@ -88,6 +88,7 @@ def one_of(flag: str, value: str, known: Iterable[str]) -> None:
     if value in choices:
         return
     close = difflib.get_close_matches(value, choices, n=1)
+    close += [c for c in choices if value and c.startswith(value)]
     cure = f"did you mean {close[0]}?" if close else ""
     raise bad_value(flag, f"one of {', '.join(choices)}", value, cure)
 

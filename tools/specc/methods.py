@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from specc.calibration import Calibration
+from specc.calibration import LEAST_TOKENS, Calibration
 from specc.errors import ModelError
 from specc.ir.importers.source import ImportedModel, load_model
 from specc.passes import Pipeline, pipelines
@@ -107,13 +107,20 @@ def _vocabulary(model: ImportedModel) -> dict[int, str] | None:
 def _layerskip(
     request: CompileRequest, imported: ImportedModel, shape: Shape, progress: Progress
 ) -> Choice:
-    if request.draft_layers is not None:
-        return Choice(pipelines.layerskip(shape, request.draft_layers), ("layers were given",))
+    given = request.draft_layers
+    if given is not None and not _measurable(request, imported, shape):
+        return Choice(pipelines.layerskip(shape, given), ("layers were given",))
     (calibration,) = _calibrations(request, imported, shape, progress, 1)
-    with progress.phase("choose the layers to draft with"):
-        best, tried = calibration.best_layers()
+    if given is None:
+        with progress.phase("choose the layers to draft with"):
+            best, tried = calibration.best_layers()
+    else:
+        with progress.phase("measure the layers to draft with"):
+            best = calibration.estimate(given)
+        tried = [best]
     k = max(range(1, 9), key=best.speedup)
-    lines = [
+    lines = ["layers were given"] if given is not None else []
+    lines += [
         f"keeping {len(e.layers)} layers agrees {e.agreement:.2f} at {e.cost:.2f} of the cost"
         for e in tried
     ]
@@ -123,6 +130,12 @@ def _layerskip(
         )
         progress.note(f"layerskip will not pay on this model: {lines[-1]}")
     return Choice(pipelines.layerskip(shape, best.layers), tuple(lines))
+
+
+def _measurable(request: CompileRequest, imported: ImportedModel, shape: Shape) -> bool:
+    """Whether layers that were given can be measured: if not, they are taken as they are."""
+    text = imported.tokenizer_json is not None and shape.max_model_len >= LEAST_TOKENS
+    return text or request.calibration is not None
 
 
 def _eagle_adaptive(

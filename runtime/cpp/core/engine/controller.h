@@ -11,9 +11,9 @@ namespace specc {
 // Maximises expected tokens per second, (1 + sum over j of prod over i<=j of acceptance_i) / seconds(K), over the
 // artifact's draft lengths. 0 is always among them: speculation that loses is switched off, and retried now and then.
 //
-// It begins with few rounds of 0 and of the shortest draft. A longer one is tried only while it could still be the best,
-// if it cost no more than the next shorter one; what cannot pay is not paid for. Later, trying what seems to lose may
-// cost a fixed small share of the time.
+// It begins with a few rounds of 0 and of the shortest draft. A longer one is tried only while it could still be the
+// best if it cost no more than the next shorter one; what cannot pay is not paid for. Later, trying what seems to lose
+// may cost a fixed small share of the time.
 class LengthController {
  public:
   explicit LengthController(std::vector<int64_t> lengths);  // ascending, begins with 0
