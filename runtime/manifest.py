@@ -16,6 +16,9 @@ from specc.runtime.fields import Field, damaged
 SCHEMA_VERSION = 1
 """The newest manifest this package reads."""
 
+MODEL_ABI = 1
+"""The border to compiled functions (SPECC_MODEL_ABI in specc_model.h)."""
+
 DTYPE_BYTES = {
     "f64": 8, "i64": 8, "f32": 4, "i32": 4, "bf16": 2, "f16": 2, "i8": 1, "u8": 1, "bool": 1,
 }  # fmt: skip
@@ -178,14 +181,14 @@ class Manifest:
         except (ValueError, RecursionError) as error:
             raise damaged(source, "JSON", str(error)) from error
         root = Field(document, source)
-        schema = _schema_version(root)
+        schema, abi = _versions(root)
         model = _model(root["model"])
         lengths = _draft_lengths(root["num_speculative_tokens"])
         drafter = _drafter(root["drafter"])
         functions = {n: _function(n, f) for n, f in root["functions"].entries()}
         return cls(
             schema_version=schema,
-            abi=root["abi"].integer(0),
+            abi=abi,
             specc_version=root["specc_version"].string(),
             name=root["name"].string(),
             method=root["method"].string(),
@@ -242,22 +245,26 @@ def _what_is(path: Path) -> str:
     return "a directory without one" if path.is_dir() else "a file"
 
 
-def _schema_version(root: Field) -> int:
-    """First of all: what a newer schema means is not for this version to guess."""
+def _versions(root: Field) -> tuple[int, int]:
+    """Schema and ABI, first of all: what newer ones mean is not for this version to guess."""
     if not isinstance(root.value, dict) or "schema_version" not in root.value:
         raise ArtifactError(
             "SPECC-E0501", "not a manifest of specc", where=root.path,
             expected="an object with a schema_version",
             cure="make one with: specc compile MODEL -o ART",
         )  # fmt: skip
-    version = root["schema_version"].integer()
-    if version != SCHEMA_VERSION:
-        newer = version > SCHEMA_VERSION
+    return _version(root, "schema_version", SCHEMA_VERSION), _version(root, "abi", MODEL_ABI)
+
+
+def _version(root: Field, name: str, known: int) -> int:
+    version = root[name].integer()
+    if version != known:
+        newer = version > known
         raise ArtifactError(
             "SPECC-E0503",
             f"the artifact is too {'new' if newer else 'old'} for this specc",
-            where=f"{root.path}.schema_version",
-            expected=str(SCHEMA_VERSION),
+            where=f"{root.path}.{name}",
+            expected=str(known),
             found=str(version),
             cure="update specc" if newer else "compile the artifact again",
         )

@@ -29,7 +29,9 @@ def load_folder(folder: Path) -> PreTrainedModel:
     refuse_config(config, str(folder / "config.json"))
     files = _check_files(folder)
     from transformers import AutoModelForCausalLM
+    from transformers.utils.logging import disable_progress_bar
 
+    disable_progress_bar()  # specc has its own, and JSON on stderr must stay JSON
     try:
         with quiet("transformers"):  # what it would print becomes an error below
             loaded: Any = AutoModelForCausalLM.from_pretrained(

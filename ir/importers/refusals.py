@@ -27,6 +27,10 @@ _LAYERS = {
 }  # fmt: skip
 
 
+_HEADS = ("eagle", "medusa", "dflash", "dspark", "mtp", "speculator", "drafter")
+"""In the name of an architecture: a draft head for another model, not a model of its own."""
+
+
 def refuse_config(raw: dict[str, Any], where: str) -> None:
     """Raise ModelError for a config.json (as read) of a kind that is not supported.
 
@@ -41,6 +45,16 @@ def refuse_config(raw: dict[str, Any], where: str) -> None:
             where=where,
             expected="an architecture that ships with transformers",
             cure="convert the model to such an architecture, or export it yourself to a .pt2",
+        )
+    names = [str(raw.get("speculators_model_type", "")), *map(str, raw.get("architectures") or ())]
+    head = next((n for n in names if any(h in n.lower() for h in _HEADS)), None)
+    if head is not None:
+        raise ModelError(
+            "SPECC-E0203",
+            f"{head} is a draft head for another model, not a model",
+            where=where,
+            expected="a whole language model",
+            cure="use --method ngram, suffix or draft_model; trained heads are not built yet",
         )
     if not _known(kind):
         raise _refusal(

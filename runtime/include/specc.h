@@ -94,8 +94,8 @@ SPECC_API specc_result specc_session_next(specc_session*, int64_t* token);
 /* "", "stop" (EOS or stop token), "length" (max_tokens), "context" (the artifact's max_model_len is full). Known as soon
  * as the last token was returned. */
 SPECC_API const char* specc_session_finish_reason(const specc_session*);
-/* The running or the next call of append or next returns SPECC_CANCELLED, once. Looked at between rounds and between
- * prefill chunks. */
+/* The running or the next call of next, or of append with something to prefill, returns SPECC_CANCELLED, once. Looked at
+ * between rounds and between prefill chunks. */
 SPECC_API void specc_session_cancel(specc_session*);
 
 /* Statistics by name; reset by specc_session_append (acceptance_ewma is not).

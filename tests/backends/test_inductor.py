@@ -152,3 +152,19 @@ def test_code_for_another_cpu_is_built_here_and_refused_where_it_cannot_run(
     with pytest.raises(ArtifactError, match="SPECC-E0504"):
         Artifact.load(copy)
     os.sync()
+
+
+def test_auto_measures_and_says_why(tiny_model: Path, tmp_path: Path) -> None:
+    from specc.driver import compile_model
+    from specc.progress import SilentProgress
+    from specc.request import CompileRequest
+
+    report = compile_model(
+        CompileRequest(str(tiny_model), tmp_path / "auto.specc", isa="avx2"), SilentProgress()
+    )
+    assert report.method in ("none", "ngram", "suffix")
+    told = " ".join(report.why)
+    assert "ngram ran at" in told
+    assert "suffix ran at" in told
+    assert (tmp_path / "auto.specc/manifest.json").is_file()
+    assert list(tmp_path.iterdir()) == [tmp_path / "auto.specc"]

@@ -185,7 +185,7 @@ def test_b50_a_prompt_whose_state_is_there_already(engine: Artifact, heat: float
     for k in drafting(engine) or (0,):
         with engine.session() as session, engine.session() as cold:
             for one in (session, cold):
-                one.configure(max_tokens=20, ignore_eos=True, temperature=heat, **fixed(engine, k))
+                one.configure(max_tokens=40, ignore_eos=True, temperature=heat, **fixed(engine, k))
             first = spoken(cold, text)
             expected = first, acceptance(cold)
             if heat and k and not engine.manifest.drafter.host:

@@ -34,7 +34,7 @@ void check_device(const JsonCursor& device, const std::string& arch, const std::
         .where(device.path())
         .expected(std::move(expected))
         .found(std::move(found))
-        .cure("compile the artifact for this machine (specc compile --cpu)");
+        .cure("compile the artifact for this machine, or with --isa avx2");
   };
   const std::string& type = device.at("type").string();
   if (type != "cpu") refuse("the artifact is for another kind of device", "cpu", type);
