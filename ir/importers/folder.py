@@ -31,7 +31,7 @@ def load_folder(folder: Path) -> PreTrainedModel:
     from transformers import AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
-    disable_progress_bar()  # specc has its own, and JSON on stderr must stay JSON
+    disable_progress_bar()  # type: ignore[no-untyped-call]  # specc has its own, and JSON on stderr must stay JSON
     try:
         with quiet("transformers"):  # what it would print becomes an error below
             loaded: Any = AutoModelForCausalLM.from_pretrained(
