@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,15 @@ def test_interrupting_an_answer_keeps_what_was_said(tiny_artifact: Path) -> None
         assert len(talk.ask("again", lambda piece: None).token_ids) == 40
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """A process started in the background ignores SIGINT, and tests may be."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_is_handled_while_another_thread_works() -> None:
     cancelled = threading.Event()
 

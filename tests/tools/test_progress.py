@@ -33,8 +33,8 @@ def test_long_phases_tell_time_and_memory() -> None:
         time.sleep(0.2)
     lines = stream.getvalue().splitlines()
     assert lines[0] == "  inner ..."
-    assert re.fullmatch(r"  inner +0\.\d s  peak \d+\.\d MB", lines[1])
-    assert re.fullmatch(r"outer +0\.\d s  peak \d+\.\d MB", lines[2])
+    assert re.fullmatch(r"  inner +0\.\d s  peak \d+\.\d [MG]B", lines[1])
+    assert re.fullmatch(r"outer +0\.\d s  peak \d+\.\d [MG]B", lines[2])
     assert "\x1b" not in stream.getvalue()
 
 
