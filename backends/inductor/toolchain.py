@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -63,7 +65,15 @@ class Toolchain:
                 cure="apt-get install g++",
             )  # fmt: skip
         self.compiler = found
-        cache.mkdir(parents=True, exist_ok=True)
+        self._running: set[subprocess.Popen[str]] = set()
+        try:
+            cache.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=cache).close()
+        except OSError as error:
+            raise BackendError(
+                "SPECC-E0407", "the compile cache cannot be written", where=str(cache),
+                found=error.strerror or str(error), cure="set SPECC_CACHE_DIR to a folder you may write",
+            ) from error  # fmt: skip
 
     @cached_property
     def version(self) -> str:
@@ -120,10 +130,18 @@ class Toolchain:
         ]
 
     def compile(self, objects: Sequence[Object]) -> list[Path]:
-        """Compile what the cache does not have, on every core."""
+        """Compile what the cache does not have, on every core. When interrupted, no compiler runs on."""
         workers = max(1, len(os.sched_getaffinity(0)))
         with ThreadPoolExecutor(workers) as pool:
-            return list(pool.map(self._compile, objects))
+            futures = [pool.submit(self._compile, o) for o in objects]
+            try:
+                return [f.result() for f in futures]
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                for process in list(self._running):
+                    with contextlib.suppress(ProcessLookupError):
+                        os.killpg(process.pid, signal.SIGKILL)
+                raise
 
     def link(self, objects: Sequence[Path], into: Path, *, exports: str) -> None:
         """A shared library that exports the names matching `exports` alone and needs libstdc++ and libc only."""
@@ -153,24 +171,30 @@ class Toolchain:
         path = self.cache / f"{item.name}-{key}.o"
         if not path.exists():
             with tempfile.TemporaryDirectory(dir=self.cache) as folder:
-                source = Path(folder) / f"{item.name}.cpp"
-                source.write_text(item.source)
-                target = Path(folder) / path.name
-                self._run([self.compiler, "-c", *flags, "-o", str(target), str(source)], item.name)
+                # A relative name: the code keeps __FILE__, and where it was built is nobody's business.
+                source, target = f"{item.name}.cpp", Path(folder) / path.name
+                (Path(folder) / source).write_text(item.source)
+                command = [self.compiler, "-c", *flags, "-o", str(target), source]
+                self._run(command, item.name, Path(folder))
                 target.replace(path)
         return path
 
-    def _run(self, command: list[str], what: str) -> None:
-        result = subprocess.run(command, capture_output=True, text=True, check=False)
-        if result.returncode:
-            lines = [
-                line
-                for line in result.stderr.splitlines()
-                if "error" in line or "undefined" in line
-            ]
+    def _run(self, command: list[str], what: str, folder: Path | None = None) -> None:
+        """Run the compiler in `folder`, in a process group of its own."""
+        process = subprocess.Popen(
+            command, cwd=folder, text=True, start_new_session=True, stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        self._running.add(process)
+        try:
+            _, told = process.communicate()
+        finally:
+            self._running.discard(process)
+        if process.returncode:
+            lines = [line for line in told.splitlines() if "error" in line or "undefined" in line]
             raise BackendError(
                 "SPECC-E0404", f"the C++ compiler failed on {what}", where=" ".join(command[:3]),
-                found="; ".join(lines[:5]) or result.stderr[-400:],
+                found="; ".join(lines[:5]) or told[-400:],
                 cure="run `specc doctor`, and report it with this text",
             )  # fmt: skip
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from specc.backends.artifact import TokenizerFiles, write_artifact
 from specc.backends.base import Device, find_backend
+from specc.errors import UsageError
 from specc.ir import SpeculativeProgram
 from specc.ir.importers.source import ImportedModel, load_model
 from specc.methods import Choice, pipeline_for
@@ -57,7 +58,7 @@ def compile_model(request: CompileRequest, progress: Progress) -> CompileReport:
     else:
         why = (f"--method {request.method} was asked for",)
     choice = pipeline_for(request, imported, progress)
-    with whole_or_nothing(request.output) as folder:
+    with whole_or_nothing(request.output, request.force) as folder:
         manifest = write(request, imported, choice, folder, why, progress)
     size = sum(f["bytes"] for f in manifest["files"].values())
     return CompileReport(
@@ -132,6 +133,7 @@ def device_of(request: CompileRequest) -> Device:
 
 def _tokenizer(imported: ImportedModel, progress: Progress) -> TokenizerFiles:
     if imported.tokenizer_json is None:
+        progress.note("the model has no tokenizer: the artifact takes and gives token ids alone")
         return TokenizerFiles(files=imported.tokenizer_files)
     from tokenizers import Tokenizer
 
@@ -148,7 +150,7 @@ def _tokenizer(imported: ImportedModel, progress: Progress) -> TokenizerFiles:
 
 
 @contextmanager
-def whole_or_nothing(output: Path) -> Iterator[Path]:
+def whole_or_nothing(output: Path, force: bool) -> Iterator[Path]:
     """A folder beside `output` that takes its place at the end, and is gone if anything fails.
 
     An artifact that was there stays until the new one is whole.
@@ -160,6 +162,10 @@ def whole_or_nothing(output: Path) -> Iterator[Path]:
         yield folder
         folder.chmod(0o755)
         if output.exists():
+            if not force:
+                raise UsageError(
+                    "SPECC-E0123", f"{output} has appeared meanwhile", cure="add --force, or choose another -o"
+                )  # fmt: skip
             output.rename(aside)
         folder.rename(output)
     finally:

@@ -80,8 +80,13 @@ def _draft_model(
 def require_same_tokens(target: ImportedModel, drafter: ImportedModel) -> None:
     """Refuse a drafter whose token ids mean something else: equal ids must have equal bytes."""
     ours, theirs = _vocabulary(target), _vocabulary(drafter)
+    if ours is None and theirs is None:
+        return  # nothing to compare but the size, which attach-draft-model does
     if ours is None or theirs is None:
-        return
+        raise ModelError(
+            "SPECC-E0233", "only one of target and drafter has a tokenizer, so their tokens cannot be compared",
+            cure="add tokenizer.json to the other",
+        )  # fmt: skip
     if ours != theirs:
         different = next((i for i in sorted({*ours, *theirs}) if ours.get(i) != theirs.get(i)), 0)
         raise ModelError(
@@ -141,14 +146,14 @@ def _measurable(request: CompileRequest, imported: ImportedModel, shape: Shape) 
 def _eagle_adaptive(
     request: CompileRequest, imported: ImportedModel, shape: Shape, progress: Progress
 ) -> Choice:
-    calibration, *more = _calibrations(request, imported, shape, progress, STRETCHES)
-    count = calibration.program.model.num_layers
+    count = imported.program.model.num_layers
     depths = request.depths or tuple(d for d in DEPTHS if d < count)
     if not depths or any(not 0 < d < count for d in depths):
         raise ModelError(
             "SPECC-E0234", f"depths {list(depths)} do not fit a model of {count} layers",
             expected=f"1 to {count - 1}", cure="choose others with --depths",
         )  # fmt: skip
+    calibration, *more = _calibrations(request, imported, shape, progress, STRETCHES)
     with progress.phase(f"fit adapters for depths {', '.join(map(str, depths))}"):
         adapters = calibration.fit_adapters(depths, more)
     return Choice(pipelines.eagle_adaptive(shape, count, adapters))

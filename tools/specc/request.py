@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -91,6 +92,14 @@ def check_output(request: CompileRequest) -> None:
         raise UsageError(
             "SPECC-E0124", f"there is no folder {output.resolve().parent}", cure="make it, or choose another -o"
         )  # fmt: skip
+    if output.is_symlink():
+        raise UsageError(
+            "SPECC-E0125", f"{output} is a symbolic link, so it is not replaced", cure="name the folder itself"
+        )  # fmt: skip
+    if not os.access(output.resolve().parent, os.W_OK):
+        raise UsageError(
+            "SPECC-E0126", f"{output.resolve().parent} cannot be written", cure="choose another -o"
+        )
     if not output.exists():
         return
     if not request.force:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
 
 from specc import flags, output, prompts
 from specc.engines import open_any
@@ -17,14 +20,16 @@ from specc.templates import ChatTemplate
 
 TOKENIZER = "tokenizer.bin"
 
+_ANY = Parameter(allow_leading_hyphen=True)  # - is standard input, and a text may begin with one
+
 
 def main(
     artifact: Path,
     /,
     *,
-    prompt: str | None = None,
-    prompt_file: Path | None = None,
-    token_ids: str | None = None,
+    prompt: Annotated[str | None, _ANY] = None,
+    prompt_file: Annotated[Path | None, _ANY] = None,
+    token_ids: Annotated[str | None, _ANY] = None,
     max_tokens: int = 128,
     temperature: float = 0.0,
     seed: int = 0,
