@@ -61,7 +61,7 @@ def speed_ratio(artifact: Path) -> float:
     with Artifact.load(artifact) as engine:
         ratios = []
         for prompt in built_in():
-            ids = prompt.ids(engine)
+            ids = prompt.ids(engine, MAX_TOKENS)
             turns = []
             for _ in range(ROUNDS):
                 plain, adaptive = (
@@ -70,6 +70,8 @@ def speed_ratio(artifact: Path) -> float:
                     ).stats
                     for k in (0, -1)
                 )
-                turns.append(adaptive.tokens_per_s / plain.tokens_per_s)
-            ratios.append(statistics.median(turns))
-    return statistics.geometric_mean(ratios)
+                if plain.tokens_per_s and adaptive.tokens_per_s:
+                    turns.append(adaptive.tokens_per_s / plain.tokens_per_s)
+            if turns:
+                ratios.append(statistics.median(turns))
+    return statistics.geometric_mean(ratios) if ratios else 1.0
