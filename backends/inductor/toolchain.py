@@ -223,14 +223,15 @@ def leaf_table(names: Sequence[str], isa: str) -> str:
             f"int32_t {p}_AOTInductorModelContainerCreateWithDevice(void**, size_t, const char*, const char*);\n"
             f"int32_t {p}_AOTInductorModelContainerRunSingleThreaded(void*, specc_tensor**, size_t, specc_tensor**, "
             f"size_t, void*, void*);\n"
-            f"const char* {p}_AOTInductorGetLastError(void);"
+            f"int32_t {p}_AOTInductorGetLastError(const char**);"
         )
         rows.append(
             f'    {{"{name}",\n'
             f'     [](void** c) {{ return {p}_AOTInductorModelContainerCreateWithDevice(c, 1, "cpu", nullptr); }},\n'
             f"     [](void* c, specc_tensor** in, int n, specc_tensor** out, int m) {{\n"
             f"       return {p}_AOTInductorModelContainerRunSingleThreaded(c, in, n, out, m, nullptr, nullptr); }},\n"
-            f"     [] {{ return {p}_AOTInductorGetLastError(); }}}},"
+            f"     []() -> const char* {{ const char* text = nullptr; {p}_AOTInductorGetLastError(&text);\n"
+            f'       return text == nullptr ? "" : text; }}}},'
         )
     body = "\n".join(rows)
     return (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -168,3 +169,18 @@ def test_auto_measures_and_says_why(tiny_model: Path, tmp_path: Path) -> None:
     assert "suffix ran at" in told
     assert (tmp_path / "auto.specc/manifest.json").is_file()
     assert list(tmp_path.iterdir()) == [tmp_path / "auto.specc"]
+
+
+def test_a_leaf_that_fails_is_a_coded_error(tiny_artifact: Path, tmp_path: Path) -> None:
+    """The manifest is made to lie about the vocabulary, so that an id reaches the embedding that it cannot have."""
+    from specc.errors import RequestError
+
+    copy = tmp_path / "liar.specc"
+    shutil.copytree(tiny_artifact, copy)
+    manifest = json.loads((copy / "manifest.json").read_text())
+    manifest["model"]["vocab_size"] = 10**9
+    (copy / "manifest.json").write_text(json.dumps(manifest))
+    with Artifact.load(copy) as engine:
+        for _ in range(2):
+            with pytest.raises(RequestError, match="SPECC-E0609"):
+                engine.generate([900_000_000, 5], max_tokens=3)
