@@ -12,28 +12,13 @@ from pathlib import Path
 from unittest import mock
 
 import torch
-from torch import fx, nn
 
+from specc.backends.exported_leaf import export_leaf
 from specc.backends.inductor.shims import c_shims
 from specc.errors import BackendError
 from specc.ir import Function
-from specc.ir.graphs import type_of
-from specc.ir.types import DTYPES
 
 VECTOR_BITS = {"x86-64-v3": 256, "x86-64-v4": 512}
-_ROWS = 8
-"""Rows of the example call; the code is for any number."""
-
-
-class _Leaf(nn.Module):
-    """A graph as a module that torch.export takes."""
-
-    def __init__(self, graph: fx.Graph) -> None:
-        super().__init__()
-        self.graph_module = fx.GraphModule({}, graph)
-
-    def forward(self, *inputs: torch.Tensor) -> object:
-        return self.graph_module(*inputs)
 
 
 def generate(function: Function, isa: str) -> str:
@@ -43,18 +28,9 @@ def generate(function: Function, isa: str) -> str:
     out never tests it, so one row runs the same instructions (tests compare them bit for bit).
     Raises BackendError if Inductor cannot compile it.
     """
-    example = tuple(
-        torch.empty(type_of(n).at(T=_ROWS), dtype=DTYPES[type_of(n).dtype]) for n in function.inputs
-    )
-    rows = torch.export.Dim("rows", min=2, max=1 << 20)
-    dynamic = tuple(
-        {i: rows for i, d in enumerate(type_of(n).shape) if d == "T"} for n in function.inputs
-    )
     with _quiet(), tempfile.TemporaryDirectory() as folder, _vector_isa(isa), torch.no_grad():
         try:
-            exported = torch.export.export(
-                _Leaf(function.graph), example, dynamic_shapes=(dynamic,), strict=False
-            )
+            exported, example = export_leaf(function)
             torch._inductor.aot_compile(exported.module(), example, options=options(isa, folder))
         except Exception as error:
             raise BackendError(

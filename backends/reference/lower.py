@@ -7,14 +7,12 @@ from pathlib import Path
 from typing import ClassVar
 
 import torch
-from torch import fx, nn
 
 from specc.backends.base import Device, Lowered, Progress
+from specc.backends.exported_leaf import export_leaf
 from specc.backends.plan import plan_of
 from specc.errors import BackendError
 from specc.ir import Function, Role, SpeculativeProgram
-from specc.ir.graphs import type_of
-from specc.ir.types import DTYPES
 
 FOLDER = "leaves"
 
@@ -50,26 +48,8 @@ class ReferenceBackend:
         return Lowered(tuple(files), plans, program.weights, {"torch": torch.__version__})
 
 
-class _Leaf(nn.Module):
-    def __init__(self, graph: fx.Graph) -> None:
-        super().__init__()
-        self.graph_module = fx.GraphModule({}, graph)
-
-    def forward(self, *inputs: torch.Tensor) -> object:
-        return self.graph_module(*inputs)
-
-
 def _export(function: Function, path: Path) -> None:
-    example = tuple(
-        torch.zeros(type_of(n).at(T=8), dtype=DTYPES[type_of(n).dtype]) for n in function.inputs
-    )
-    rows = torch.export.Dim("rows", min=2, max=1 << 20)
-    dynamic = tuple(
-        {i: rows for i, d in enumerate(type_of(n).shape) if d == "T"} for n in function.inputs
-    )
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
-        exported = torch.export.export(
-            _Leaf(function.graph), example, dynamic_shapes=(dynamic,), strict=False
-        )
+        exported, _ = export_leaf(function)
         torch.export.save(exported, path)
