@@ -383,7 +383,7 @@ def test_b96_memory_is_predicted_and_taken_when_a_session_opens(
             capture_output=True, text=True, check=True,
         ).stdout.strip()  # fmt: skip
 
-    # Many of them, since Python's own arenas come a MiB at a time; and beside its state a session has tables of its own.
+    # Many of them, since Python's arenas come a MiB at a time; and beside its state a session has tables of its own.
     tables = 64 * 1024
     taken = float(measured(200, 0))
     assert 0.95 * plan["state_bytes"] <= taken <= 1.05 * plan["state_bytes"] + tables
