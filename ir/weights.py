@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -54,6 +54,14 @@ class Weight:
     ) -> Weight:
         """The weight `compute(self)`; `what` names the computation and its parameters."""
         return Weight(type_, lambda: compute(self.load()), f"{what}({self.key})")
+
+    @classmethod
+    def stacked(cls, parts: Sequence[Weight]) -> Weight:
+        """The weights [N_i, ...] below each other, [sum of N_i, ...]; they differ in N_i alone."""
+        rows = sum(int(part.type.shape[0]) for part in parts)
+        type_ = TensorType(parts[0].type.dtype, (rows, *parts[0].type.shape[1:]))
+        keys = ", ".join(part.key for part in parts)
+        return cls(type_, lambda: torch.cat([p.load() for p in parts]), f"stack({keys})")
 
 
 class WeightStore(Mapping[str, Weight]):

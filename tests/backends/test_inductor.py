@@ -12,6 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from specc.ir.weights import WeightStore
+from specc.passes import pipelines
+from specc.passes.canonicalise import Canonicalise
 from specc.runtime import Artifact
 from tests.conftest import compiled
 
@@ -95,6 +98,24 @@ def test_logits_have_the_same_bits_in_any_block(tiny_artifact: Path) -> None:
             tokens, positions = [PROMPT[1 + row]], [1 + row]
             alone = bytes(one.run("verify_0", {"tokens": tokens, "positions": positions}))
             assert alone == bytes(block)[row * len(alone) : (row + 1) * len(alone)]
+
+
+def test_fusing_linears_leaves_every_bit(
+    tiny_model: Path, tiny_artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same model compiled with one product for each matrix."""
+    monkeypatch.setattr(pipelines, "FuseLinears", Canonicalise)  # once more, which changes nothing
+    apart = compiled(tiny_model, tmp_path / "apart.specc", "ngram")
+    logits, calls = [], []
+    for path in (apart, tiny_artifact):
+        with Artifact.load(path) as engine, engine.session() as session:
+            session.append(PROMPT[:5])
+            inputs = {"tokens": PROMPT[4:9], "positions": [4, 5, 6, 7, 8]}
+            logits.append(bytes(session.run("verify_4", inputs)))
+        weights = WeightStore.open(path / "weights.safetensors")
+        calls.append(sum(name.endswith("#pack16") for name in weights))
+    assert logits[0] == logits[1]
+    assert calls == [2 + 4 * 7, 2 + 4 * 4]
 
 
 ALLOWED = re.compile(

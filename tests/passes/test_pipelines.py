@@ -235,5 +235,5 @@ def test_seeds_differ() -> None:
 def test_until_ends_after_the_pass() -> None:
     pipeline = pipelines.host("none", SHAPE, {})
     assert [p.name for p in pipeline.until("make-stateful").passes] == [
-        "canonicalise", "tabulate-positions", "make-stateful",
+        "canonicalise", "fuse-linears", "tabulate-positions", "make-stateful",
     ]  # fmt: skip
