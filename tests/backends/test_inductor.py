@@ -113,7 +113,7 @@ def test_fusing_linears_leaves_every_bit(
             inputs = {"tokens": PROMPT[4:9], "positions": [4, 5, 6, 7, 8]}
             logits.append(bytes(session.run("verify_4", inputs)))
         weights = WeightStore.open(path / "weights.safetensors")
-        calls.append(sum(name.endswith("#pack16") for name in weights))
+        calls.append(sum("#" in name for name in weights))
     assert logits[0] == logits[1]
     assert calls == [2 + 4 * 7, 2 + 4 * 4]
 
