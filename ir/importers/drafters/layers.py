@@ -1,0 +1,212 @@
+"""Decoder layers of drafters, and what they share with their target: embedding and head."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from specc.errors import ModelError
+from specc.ir.importers.drafters.files import Config, Tensors
+from specc.ir.importers.drafters.spec import Attention, Layer, Mlp, Ownership
+from specc.ir.importers.drafters.target import Target
+from specc.ir.types import TensorType
+from specc.ir.weights import Weight
+
+ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "relu")
+
+
+@dataclass
+class Parts:
+    """What a reader has at hand, and the weights it has collected under normalised names."""
+
+    config: Config
+    tensors: Tensors
+    target: Target
+    weights: dict[str, Weight] = field(default_factory=dict)
+    conventions: dict[str, str] = field(default_factory=dict)
+
+    def take(self, source: str, shape: list[int], name: str = "") -> Weight:
+        """Collect a tensor under `name`, or under the name it has."""
+        weight = self.tensors.take(source, shape)
+        self.weights[name or source] = weight
+        return weight
+
+
+def window_of(config: Config, index: int) -> int:
+    """How far back layer `index` sees, 0 for all, from layer_types, sliding_window and use_sliding_window."""
+    types = config.get("layer_types", [])
+    window = config.get("sliding_window", 0)
+    used = config.get("use_sliding_window")
+    if not types:
+        if used:
+            raise config.bad(
+                "use_sliding_window", "layer_types, which say which layers have a window"
+            )
+        return 0
+    count = config.integer("num_hidden_layers")
+    if not isinstance(types, list) or len(types) < count:
+        raise config.bad("layer_types", f"a list of {count} kinds of layers")
+    if types[index] == "full_attention":
+        return 0
+    if types[index] != "sliding_attention":
+        raise config.bad("layer_types", "full_attention or sliding_attention")
+    if used is False or not isinstance(window, int) or window < 1:
+        raise config.bad("sliding_window", "a window, since a layer is of type sliding_attention")
+    return window
+
+
+def attention_sizes(config: Config, hidden: int) -> tuple[int, int, int]:
+    """Heads, key and value heads, and their width."""
+    heads = config.integer("num_attention_heads")
+    kv_heads = config.integer("num_key_value_heads", heads)
+    if heads % kv_heads:
+        raise config.bad("num_key_value_heads", f"a divisor of {heads}")
+    return heads, kv_heads, config.integer("head_dim", hidden // heads)
+
+
+def read_attention(
+    parts: Parts, source: str, name: str, hidden: int, input_size: int, *,
+    window: int = 0, causal: bool = True, gated: bool = False,
+) -> Attention:  # fmt: skip
+    """Take `SOURCE.{q,k,v,o}_proj` and what norms, biases and sinks there are beside them."""
+    config, tensors = parts.config, parts.tensors
+    heads, kv_heads, dim = attention_sizes(config, hidden)
+    bias = config.flag("attention_bias") or f"{source}.q_proj.bias" in tensors
+    output_bias = f"{source}.o_proj.bias" in tensors
+    qk_norm = f"{source}.q_norm.weight" in tensors
+    sinks = f"{source}.sinks" in tensors
+    for which, rows in (
+        ("q", heads * dim * (2 if gated else 1)),
+        ("k", kv_heads * dim),
+        ("v", kv_heads * dim),
+    ):
+        parts.take(
+            f"{source}.{which}_proj.weight", [rows, input_size], f"{name}.{which}_proj.weight"
+        )
+        if bias:
+            parts.take(f"{source}.{which}_proj.bias", [rows], f"{name}.{which}_proj.bias")
+    parts.take(f"{source}.o_proj.weight", [hidden, heads * dim], f"{name}.o_proj.weight")
+    if output_bias:
+        parts.take(f"{source}.o_proj.bias", [hidden], f"{name}.o_proj.bias")
+    if qk_norm:
+        parts.take(f"{source}.q_norm.weight", [dim], f"{name}.q_norm.weight")
+        parts.take(f"{source}.k_norm.weight", [dim], f"{name}.k_norm.weight")
+    if sinks:
+        parts.take(f"{source}.sinks", [heads], f"{name}.sinks")
+    return Attention(
+        heads, kv_heads, dim, input_size, bias, output_bias, qk_norm, window, causal, gated, sinks
+    )
+
+
+def read_mlp(parts: Parts, source: str, name: str, hidden: int, size: int) -> Mlp:
+    """Take `SOURCE.{gate,up,down}_proj`."""
+    parts.config.only("mlp_bias", False)
+    activation = str(parts.config.get("hidden_act", "silu"))
+    if activation not in ACTIVATIONS:
+        raise parts.config.bad("hidden_act", " or ".join(ACTIVATIONS))
+    parts.take(f"{source}.gate_proj.weight", [size, hidden], f"{name}.gate_proj.weight")
+    parts.take(f"{source}.up_proj.weight", [size, hidden], f"{name}.up_proj.weight")
+    parts.take(f"{source}.down_proj.weight", [hidden, size], f"{name}.down_proj.weight")
+    return Mlp(size, activation)
+
+
+def read_layer(
+    parts: Parts, source: str, index: int, hidden: int, *, input_norm: bool = True, paired: bool = False,
+    norm_before_residual: bool = False, window: int | None = None, causal: bool = True,
+) -> Layer:  # fmt: skip
+    """Take a whole layer from `SOURCE.*`. `paired`: it reads an embedding beside a feature (EAGLE-3's first)."""
+    name = f"layers.{index}"
+    norms = ["post_attention_layernorm"]
+    norms += ["input_layernorm"] if input_norm else []
+    norms += ["hidden_norm"] if paired else []
+    for norm in norms:
+        parts.take(f"{source}.{norm}.weight", [hidden], f"{name}.{norm}.weight")
+    attention = read_attention(
+        parts, f"{source}.self_attn", f"{name}.self_attn", hidden, hidden * (2 if paired else 1),
+        window=window_of(parts.config, index) if window is None else window, causal=causal,
+    )  # fmt: skip
+    mlp = read_mlp(
+        parts, f"{source}.mlp", f"{name}.mlp", hidden, parts.config.integer("intermediate_size")
+    )
+    return Layer(attention, mlp, input_norm, paired, norm_before_residual)
+
+
+def read_embedding(parts: Parts, source: str, hidden: int, size: int) -> Ownership:
+    """The embedding of `size` ids in the checkpoint, or the target's where there is none or an equal one.
+
+    Raises ModelError (SPECC-E0274) if there is none and the target's has another width.
+    """
+    return _shared(parts, source, "embed_tokens.weight", [size, hidden], parts.target.embedding)
+
+
+def read_head(
+    parts: Parts, source: str, hidden: int, size: int, *, required: bool = False
+) -> Ownership:
+    """The head in the checkpoint, or the target's where there is an equal one, or none unless `required`."""
+    if required:
+        parts.tensors.shape(source)
+    return _shared(parts, source, "lm_head.weight", [size, hidden], parts.target.head)
+
+
+def _shared(parts: Parts, source: str, name: str, shape: list[int], theirs: Weight) -> Ownership:
+    if source in parts.tensors:
+        found = list(parts.tensors.shape(source))
+        # Tables may be padded, the checkpoint's as well as the target's.
+        padded = found[1:] == shape[1:] and found[0] > shape[0] and found[0] % 64 == 0
+        own = parts.tensors.take(source, found if padded else shape)
+        if own.type == theirs.type and own.key == theirs.key:
+            parts.weights[name] = theirs
+            return Ownership.SAME
+        parts.weights[name] = _rows(own, shape) if padded else own
+        return Ownership.OWN
+    rows, width = (int(d) for d in theirs.type.shape)
+    if width != shape[1] or rows < shape[0]:
+        raise ModelError(
+            "SPECC-E0274",
+            f"the drafter has no {source}, and the target's cannot stand in for it",
+            where=parts.tensors.where,
+            expected=f"{source} {shape}",
+            found=f"the target's is [{rows}, {width}]",
+            cure="take a complete checkpoint, or the target that it was trained for",
+        )
+    parts.weights[name] = theirs
+    return Ownership.TARGET
+
+
+def _rows(weight: Weight, shape: list[int]) -> Weight:
+    return weight.derive(
+        f"rows:{shape[0]}", TensorType("f32", tuple(shape)), lambda t: t[: shape[0]].contiguous()
+    )
+
+
+def check_target(
+    parts: Parts, *, hidden: int, vocab: int, layers: int | None = None, taps: tuple[int, ...] = (),
+    normed: bool = False,
+) -> None:  # fmt: skip
+    """Refuse a drafter that was trained for another target.
+
+    `taps` in Hugging Face indices; the last, after the final norm, only where `normed`.
+    Raises ModelError (SPECC-E0273).
+    """
+    target = parts.target
+    facts = [("hidden size", hidden, target.hidden_size)]
+    if layers is not None:
+        facts.append(("number of layers", layers, target.num_layers))
+    for what, theirs, ours in facts:
+        if theirs != ours:
+            raise _foreign(parts, what, str(ours), str(theirs))
+    # Padding: heads are rounded up to whole blocks, and not all copies of a model alike (151936 or 152064 rows).
+    padded = vocab % 64 == 0 and vocab - target.rows < 512
+    if vocab < target.vocab_size or (vocab > target.rows and not padded):
+        raise _foreign(parts, "vocabulary", f"{target.vocab_size} to {target.rows} ids", str(vocab))
+    if any(t >= target.num_layers + normed for t in taps):
+        raise _foreign(
+            parts, "taps", f"hidden states 0 to {target.num_layers - 1}", ", ".join(map(str, taps))
+        )
+
+
+def _foreign(parts: Parts, what: str, expected: str, found: str) -> ModelError:
+    return ModelError(
+        "SPECC-E0273", f"the drafter was trained for another target: its {what} differs",
+        where=f"{parts.tensors.where}, for {parts.target.name}", expected=expected, found=found,
+        cure="take a drafter of this very model; without --drafter, compile lists those that are public",
+    )  # fmt: skip

@@ -1,0 +1,63 @@
+"""Rotary positions as a drafter was trained with them, from whichever keys its configuration uses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from specc.errors import ModelError
+from specc.ir.importers.drafters.files import Config
+from specc.ir.importers.drafters.spec import Rope
+from specc.ir.weights import Weight
+
+_KINDS = ("default", "linear", "llama3", "yarn")
+_CURE = "use another drafter; its rope depends on the length of a call, or is unknown to specc"
+
+
+def rope(config: Config, head_dim: int, *, interleaved: bool = False) -> tuple[Rope, Weight]:
+    """The contract and the frequencies f32[dim / 2] for heads of `head_dim`.
+
+    Keys: `rope_parameters` (which wins: a class default may stand beside it), or `rope_theta` and `rope_scaling`.
+    Where no key names a base it is 10000, transformers' default, and never the target's: SafeAILab's files leave it
+    out and were trained with that. Raises ModelError (SPECC-E0278).
+    """
+    parameters: dict[str, Any] = {
+        "rope_theta": config.get("rope_theta", 10000.0), "rope_type": "default",
+        **(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {}),
+    }  # fmt: skip
+    kind = str(parameters.get("type", parameters["rope_type"]) if parameters["rope_type"] == "default"
+               else parameters["rope_type"])  # fmt: skip
+    if kind not in _KINDS or "mrope_section" in parameters:
+        raise ModelError(
+            "SPECC-E0278", f"the drafter's rope ({kind}) is not supported", where=config.where,
+            expected=" or ".join(_KINDS), found=kind, cure=_CURE,
+        )  # fmt: skip
+    partial = float(
+        parameters.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
+    )
+    theta = float(parameters["rope_theta"])
+    frequencies, scale = _frequencies(
+        config, kind, {**parameters, "rope_type": kind}, head_dim, partial
+    )
+    described = Rope(theta, kind, 2 * len(frequencies), scale, interleaved)
+    return described, Weight.of(frequencies)
+
+
+def _frequencies(
+    config: Config, kind: str, parameters: dict[str, Any], head_dim: int, partial: float
+) -> tuple[torch.Tensor, float]:
+    """The formulas of transformers, which is what trainers use."""
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    if kind == "default":
+        dim = int(head_dim * partial)
+        return 1.0 / float(parameters["rope_theta"]) ** (torch.arange(0, dim, 2).float() / dim), 1.0
+    length = int(config.get("max_position_embeddings", 2048))
+    described = LlamaConfig(
+        head_dim=head_dim, hidden_size=head_dim, num_attention_heads=1, max_position_embeddings=length,
+        rope_parameters={**parameters, "partial_rotary_factor": partial},
+    )  # fmt: skip
+    frequencies, scale = ROPE_INIT_FUNCTIONS[kind](described, torch.device("cpu"))
+    return frequencies, float(scale)

@@ -1,0 +1,76 @@
+"""vllm-project/speculators: one config for all its drafters, told apart by `speculators_model_type`.
+
+`transformer_layer_config` describes the draft layers; its vocab_size is the target's.
+"""
+
+from __future__ import annotations
+
+from specc.ir.importers.drafters.eagle import Eagle3Conventions, eagle3_taps, read_eagle3
+from specc.ir.importers.drafters.files import Config
+from specc.ir.importers.drafters.layers import Parts
+from specc.ir.importers.drafters.spec import DrafterCheckpoint, Recycle
+
+_WRAPPER = (
+    "speculators_version",
+    "speculators_model_type",
+    "speculators_config",
+    "transformer_layer_config",
+)
+_LAYERS_UNUSED = ("tie_word_embeddings", "pretraining_tp", "attn_implementation")
+
+
+def merged(config: Config) -> Config:
+    """The configuration of the layers, with the drafter's own keys over it, all in one place."""
+    layers = config.section("transformer_layer_config").values
+    own = {k: v for k, v in config.values.items() if k not in _WRAPPER}
+    flat = Config({**layers, **own}, config.where)
+    flat.skip(*_LAYERS_UNUSED)
+    return flat
+
+
+def speculative_tokens(config: Config, kind: str) -> int:
+    """K of the default proposal method. Raises ModelError (SPECC-E0278) for a lossy one, or another algorithm."""
+    said = config.section("speculators_config")
+    said.only("algorithm", kind)
+    methods = said.get("proposal_methods", [])
+    name = said.get("default_proposal_method")
+    method = next(
+        (m for m in methods if m.get("proposal_type") == name), methods[0] if methods else {}
+    )
+    proposal = Config(method, f"{said.where}.proposal_methods")
+    proposal.only(
+        "verifier_accept_k", 1, cure="it accepts tokens that the target would not say; set it to 1"
+    )
+    proposal.only(
+        "accept_tolerance", 0.0, cure="it accepts tokens that the target would not say; set it to 0"
+    )
+    return proposal.integer("speculative_tokens", 0, 0)
+
+
+def read_eagle(parts: Parts, kind: str) -> DrafterCheckpoint:
+    """`eagle3` and `peagle`. Taps are hidden-state indices as they stand."""
+    tokens = speculative_tokens(parts.config, kind)
+    config = parts.config = merged(parts.config)
+    config.skip("embed_requires_grad")
+    for buffer in ("rotary_emb.inv_freq", "rotary_emb.original_inv_freq"):
+        parts.tensors.drop(buffer)
+    ids = config.integers("eagle_aux_hidden_state_layer_ids")
+    if ids is None:
+        parts.conventions["taps of"] = "no key: hidden states entering layers 2, L / 2 and L - 3"
+    else:
+        parts.conventions["taps of"] = "eagle_aux_hidden_state_layer_ids, hidden states"
+    per_tap, together = config.flag("fc_norm"), config.flag("norm_before_fc")
+    if per_tap and together:
+        raise config.bad("fc_norm", "fc_norm or norm_before_fc, not both")
+    parallel = kind == "peagle"
+    said = Eagle3Conventions(
+        f"speculators {kind}", ids or eagle3_taps(parts.target.num_layers),
+        per_tap_norm=per_tap, pre_norm=together,
+        # vLLM reads an absent key as true; speculators trains with false.
+        norm_before_residual=config.flag("norm_before_residual"),
+        recycle=Recycle.POST_NORM if config.flag("norm_output") else Recycle.PRE_NORM,
+        # EAGLE-3's trainer numbers positions from 1, P-EAGLE's from 0.
+        position_shift=0 if parallel else 1, speculative_tokens=tokens,
+        mask_token_id=config.integer("mask_token_id", least=0) if parallel else None,
+    )  # fmt: skip
+    return read_eagle3(parts, said)

@@ -1,0 +1,298 @@
+"""Drafter checkpoints with random weights in the true layout of each public format, for tiny targets.
+
+Names, shapes and keys are those of the formats themselves: SafeAILab/EAGLE, sgl-project/SpecForge,
+NVIDIA/Model-Optimizer, deepseek-ai/DeepSpec, z-lab/dflash, vllm-project/speculators, FasterDecoding/Medusa. Every
+function writes `config.json` and `model.safetensors` to a folder and returns it; keyword arguments become or replace
+keys of the configuration.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from transformers import PreTrainedModel
+
+from tests.ir.importers.tiny_models import tiny
+
+Tensors = dict[str, torch.Tensor]
+
+LAYERS = 8
+"""Of a target: the fewest with which EAGLE-3's three default taps differ."""
+
+
+def target(kind: str = "llama", **values: Any) -> PreTrainedModel:
+    """A tiny model whose layers can be tapped."""
+    return tiny(kind, **{"num_hidden_layers": LAYERS, **values})
+
+
+class Maker:
+    """Random tensors of the sizes of one target, from one seed."""
+
+    def __init__(self, model: PreTrainedModel, seed: int = 1) -> None:
+        self.model = model
+        self.config = model.config.get_text_config()
+        self.hidden = int(self.config.hidden_size)
+        self.vocab = int(self.config.vocab_size)
+        self.layers = int(self.config.num_hidden_layers)
+        self.heads, self.kv_heads, self.dim, self.ffn = 4, 2, 8, 48
+        self.random = torch.Generator().manual_seed(seed)
+
+    def make(self, *shape: int, scale: float = 0.3) -> torch.Tensor:
+        return torch.randn(*shape, generator=self.random) * scale
+
+    def norm(self, size: int) -> torch.Tensor:
+        return 1 + self.make(size, scale=0.1)
+
+    def attention(self, name: str, width: int, *, qk_norm: bool = False) -> Tensors:
+        made = {
+            f"{name}.q_proj.weight": self.make(self.heads * self.dim, width),
+            f"{name}.k_proj.weight": self.make(self.kv_heads * self.dim, width),
+            f"{name}.v_proj.weight": self.make(self.kv_heads * self.dim, width),
+            f"{name}.o_proj.weight": self.make(self.hidden, self.heads * self.dim),
+        }
+        if qk_norm:
+            made |= {
+                f"{name}.q_norm.weight": self.norm(self.dim),
+                f"{name}.k_norm.weight": self.norm(self.dim),
+            }
+        return made
+
+    def mlp(self, name: str, size: int = 0) -> Tensors:
+        size = size or self.ffn
+        return {
+            f"{name}.gate_proj.weight": self.make(size, self.hidden),
+            f"{name}.up_proj.weight": self.make(size, self.hidden),
+            f"{name}.down_proj.weight": self.make(self.hidden, size),
+        }
+
+    def layer(
+        self, name: str, *, paired: bool = False, input_norm: bool = True, qk_norm: bool = False
+    ) -> Tensors:
+        """One decoder layer; `paired` reads token and feature side by side."""
+        made = self.attention(
+            f"{name}.self_attn", self.hidden * (2 if paired else 1), qk_norm=qk_norm
+        )
+        made |= self.mlp(f"{name}.mlp")
+        made[f"{name}.post_attention_layernorm.weight"] = self.norm(self.hidden)
+        if input_norm:
+            made[f"{name}.input_layernorm.weight"] = self.norm(self.hidden)
+        if paired:
+            made[f"{name}.hidden_norm.weight"] = self.norm(self.hidden)
+        return made
+
+    def sizes(self, **values: Any) -> dict[str, Any]:
+        """What every configuration of draft layers holds."""
+        return {
+            "hidden_size": self.hidden, "intermediate_size": self.ffn, "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads, "num_hidden_layers": 1, "rms_norm_eps": 1e-5,
+            "hidden_act": "silu", "vocab_size": self.vocab, "max_position_embeddings": 64,
+            "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 2, "torch_dtype": "float16",
+            "transformers_version": "4.28.1", "use_cache": True, "initializer_range": 0.02, **values,
+        }  # fmt: skip
+
+    def embedding(self) -> torch.Tensor:
+        """The target's own, as a copy."""
+        return self.model.get_input_embeddings().weight.detach().clone()
+
+    def head(self) -> torch.Tensor:
+        """The target's own, as a copy."""
+        return self.model.get_output_embeddings().weight.detach().clone()
+
+    def vocabulary(self, size: int) -> Tensors:
+        """`d2t` as offsets and `t2d`, for `size` ids that are scattered over the vocabulary."""
+        kept = torch.randperm(self.vocab, generator=self.random)[:size].sort().values
+        mask = torch.zeros(self.vocab, dtype=torch.bool)
+        mask[kept] = True
+        return {"d2t": kept - torch.arange(size), "t2d": mask}
+
+
+def write(folder: Path, config: dict[str, Any], tensors: Tensors) -> Path:
+    """The two files of a checkpoint."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config, indent=1))
+    save_file({n: t.contiguous() for n, t in tensors.items()}, folder / "model.safetensors")
+    return folder
+
+
+def eagle1(
+    folder: Path, model: PreTrainedModel, *, bias: bool = False, copy: bool = True, **keys: Any
+) -> Path:
+    """SafeAILab EAGLE-1/2, with the copy of the target's embedding that its files have."""
+    m = Maker(model)
+    tensors = {"fc.weight": m.make(m.hidden, 2 * m.hidden), **m.layer("layers.0", input_norm=False)}
+    if bias:
+        tensors["fc.bias"] = m.make(m.hidden)
+    if copy:
+        tensors["embed_tokens.weight"] = m.embedding()
+    config = m.sizes(architectures=["LlamaForCausalLM"], model_type="llama", pretraining_tp=1)
+    return write(folder, {**config, **({} if bias else {"bias": False}), **keys}, tensors)
+
+
+def eagle3(folder: Path, model: PreTrainedModel, *, drafts: int = 40, **keys: Any) -> Path:
+    """SafeAILab EAGLE-3: no rope_theta, no taps, no embedding; d2t and t2d always."""
+    m = Maker(model)
+    tensors = {
+        **m.layer("midlayer", paired=True), "fc.weight": m.make(m.hidden, 3 * m.hidden),
+        "norm.weight": m.norm(m.hidden), "lm_head.weight": m.make(drafts, m.hidden), **m.vocabulary(drafts),
+    }  # fmt: skip
+    config = m.sizes(
+        architectures=["LlamaForCausalLM"],
+        model_type="llama",
+        pretraining_tp=1,
+        draft_vocab_size=drafts,
+    )
+    return write(folder, {**config, **keys}, tensors)
+
+
+def specforge_eagle3(
+    folder: Path, model: PreTrainedModel, *, drafts: int = 40, taps: list[int] | None = None,
+    modelopt: bool = False, **keys: Any,
+) -> Path:  # fmt: skip
+    """SpecForge's EAGLE-3 and 3.1 (`midlayer`), or ModelOpt's (`layers.0`, no t2d)."""
+    m = Maker(model)
+    count = len(taps or (0, 0, 0))
+    first = "layers.0" if modelopt else "midlayer"
+    tensors = {
+        **m.layer(first, paired=True), "fc.weight": m.make(m.hidden, count * m.hidden),
+        "norm.weight": m.norm(m.hidden), "lm_head.weight": m.make(drafts, m.hidden), **m.vocabulary(drafts),
+    }  # fmt: skip
+    if keys.get("fc_norm"):
+        tensors |= {f"fc_norm.{i}.weight": m.norm(m.hidden) for i in range(count)}
+    section: dict[str, Any] = {"use_aux_hidden_state": True}
+    if taps:
+        section["eagle_aux_hidden_state_layer_ids"] = taps
+    if modelopt:
+        del tensors["t2d"]
+        section |= {
+            "use_input_layernorm_in_first_layer": True, "use_last_layernorm": True, "use_mtp_layernorm": False,
+        }  # fmt: skip
+    config = m.sizes(
+        architectures=["LlamaForCausalLMEagle3"], model_type="llama", draft_vocab_size=drafts, rope_theta=1e6,
+        rope_scaling=None, use_sliding_window=False, sliding_window=None, attention_bias=False,
+    )  # fmt: skip
+    if taps or modelopt:
+        config["eagle_config"] = section
+    return write(folder, {**config, **keys}, tensors)
+
+
+def specforge_peagle(
+    folder: Path, model: PreTrainedModel, *, drafts: int = 40, layers: int = 2, **keys: Any
+) -> Path:
+    """SpecForge's P-EAGLE: an own embedding, a first layer on pairs, `mask_hidden`."""
+    m = Maker(model)
+    tensors = {**_parallel(m, drafts, layers), "fc.weight": m.make(m.hidden, 3 * m.hidden)}
+    config = m.sizes(
+        architectures=["PEagleDraftModel"], model_type="llama", draft_vocab_size=drafts, rope_theta=1e6,
+        num_hidden_layers=layers, mask_token_id=m.vocab - 1, num_depths=6, norm_before_residual=False,
+    )  # fmt: skip
+    return write(folder, {**config, **keys}, tensors)
+
+
+def _parallel(m: Maker, drafts: int, layers: int) -> Tensors:
+    made = m.layer("layers.0", paired=True)
+    for i in range(1, layers):
+        made |= m.layer(f"layers.{i}")
+    return {
+        **made, "norm.weight": m.norm(m.hidden), "lm_head.weight": m.make(drafts, m.hidden),
+        "embed_tokens.weight": m.make(m.vocab, m.hidden, scale=0.5),
+        "mask_hidden": m.make(1, 1, 3 * m.hidden), **m.vocabulary(drafts),
+    }  # fmt: skip
+
+
+def deepspec_eagle3(folder: Path, model: PreTrainedModel, taps: list[int], **keys: Any) -> Path:
+    """DeepSpec's EAGLE-3: any taps, q and k norms, the whole vocabulary, frozen copies of embedding and head."""
+    m = Maker(model)
+    tensors = {
+        **m.layer("layers.0", paired=True, qk_norm=True), "fc.weight": m.make(m.hidden, len(taps) * m.hidden),
+        "norm.weight": m.norm(m.hidden), "lm_head.weight": m.head(), "embed_tokens.weight": m.embedding(),
+    }  # fmt: skip
+    config = m.sizes(
+        architectures=["Qwen3Eagle3Model"], model_type="qwen3", head_dim=m.dim, attention_bias=False,
+        num_target_layers=m.layers, layer_types=["full_attention"], target_layer_ids=taps, ttt_length=7,
+        step_loss_decay=0.8, draft_num_hidden_layers=1, target_model_name_or_path="Qwen/Qwen3-8B", rope_theta=1e6,
+    )  # fmt: skip
+    return write(folder, {**config, **keys}, tensors)
+
+
+def _speculators(kind: str, layers: dict[str, Any], tokens: int, **own: Any) -> dict[str, Any]:
+    classes = {"eagle3": "Eagle3Speculator", "peagle": "PEagleSpeculator", "dflash": "DFlashSpeculator",
+               "dspark": "DSparkSpeculator", "mtp": "MTPDraftModel"}  # fmt: skip
+    return {
+        "architectures": [classes[kind]], "speculators_model_type": kind, "speculators_version": "0.5.0",
+        "speculators_config": {
+            "algorithm": kind, "default_proposal_method": "greedy",
+            "proposal_methods": [{
+                "proposal_type": "greedy", "speculative_tokens": tokens, "verifier_accept_k": 1,
+                "accept_tolerance": 0.0,
+            }],
+            "verifier": {"name_or_path": "org/target", "architectures": ["LlamaForCausalLM"]},
+        },
+        "transformer_layer_config": layers, **own,
+    }  # fmt: skip
+
+
+def speculators_eagle3(
+    folder: Path,
+    model: PreTrainedModel,
+    *,
+    drafts: int = 40,
+    taps: list[int] | None = None,
+    **keys: Any,
+) -> Path:
+    """speculators' EAGLE-3: `layers.0`, an embedding of its own, taps as hidden states."""
+    m = Maker(model)
+    count = len(taps or (0, 0, 0))
+    tensors = {
+        **m.layer("layers.0", paired=True), "fc.weight": m.make(m.hidden, count * m.hidden),
+        "norm.weight": m.norm(m.hidden), "lm_head.weight": m.make(drafts, m.hidden),
+        "embed_tokens.weight": m.embedding(), **m.vocabulary(drafts),
+    }  # fmt: skip
+    if keys.get("fc_norm"):
+        tensors |= {f"fc_norm.{i}.weight": m.norm(m.hidden) for i in range(count)}
+    if keys.get("norm_before_fc"):
+        tensors["input_norm.weight"] = m.norm(count * m.hidden)
+    layers = m.sizes(model_type="llama", rope_theta=5e5, head_dim=m.dim)
+    own = {
+        "draft_vocab_size": drafts, "target_hidden_size": None, "norm_before_residual": False,
+        "norm_before_fc": False, "fc_norm": False, "norm_output": False, "embed_requires_grad": False,
+        "eagle_aux_hidden_state_layer_ids": taps,
+    }  # fmt: skip
+    return write(folder, _speculators("eagle3", layers, 3, **{**own, **keys}), tensors)
+
+
+def speculators_peagle(
+    folder: Path, model: PreTrainedModel, *, drafts: int = 40, layers: int = 2, **keys: Any
+) -> Path:
+    """speculators' P-EAGLE."""
+    m = Maker(model)
+    tensors = {**_parallel(m, drafts, layers), "fc.weight": m.make(m.hidden, 3 * m.hidden)}
+    inner = m.sizes(model_type="llama", rope_theta=5e5, head_dim=m.dim, num_hidden_layers=layers)
+    own = {
+        "draft_vocab_size": drafts, "mask_token_id": m.vocab - 1, "embed_requires_grad": True,
+        "norm_before_residual": True,
+    }  # fmt: skip
+    return write(folder, _speculators("peagle", inner, 6, **{**own, **keys}), tensors)
+
+
+def medusa(
+    folder: Path, model: PreTrainedModel, *, heads: int = 3, blocks: int = 1, shared: bool = False,
+    prefix: str = "", **keys: Any,
+) -> Path:  # fmt: skip
+    """FasterDecoding's Medusa, whose config.json says 2 heads whatever there is."""
+    m = Maker(model)
+    tensors = {}
+    for i in range(heads):
+        for b in range(blocks):
+            tensors[f"{prefix}{i}.{b}.linear.weight"] = m.make(m.hidden, m.hidden)
+            tensors[f"{prefix}{i}.{b}.linear.bias"] = m.make(m.hidden)
+        if not shared:
+            tensors[f"{prefix}{i}.{blocks}.weight"] = m.make(m.vocab, m.hidden)
+    config = {
+        "medusa_num_heads": 2, "medusa_num_layers": blocks, "base_model_name_or_path": "lmsys/vicuna-7b-v1.3",
+        "transformers_version": "4.31.0",
+    }  # fmt: skip
+    return write(folder, {**config, **keys}, tensors)
