@@ -14,7 +14,7 @@ import torch
 
 from specc.backends.base import Device, Lowered, Progress
 from specc.backends.plan import Plan
-from specc.ir import SpeculativeProgram, WeightStore
+from specc.ir import Packing, SpeculativeProgram, WeightStore
 from specc.ir.types import TensorType, itemsize
 
 SCHEMA_VERSION = 1
@@ -43,6 +43,7 @@ def write_artifact(
     with progress.phase("write weights"):
         names = lowered.weights.canonical_names()
         size = write_weights(lowered.weights, names, into / WEIGHTS)
+    written = sorted(set(names.values()))
     files = [*lowered.files, WEIGHTS]
     if tokenizer.compiled is not None:
         (into / "tokenizer.bin").write_bytes(tokenizer.compiled)
@@ -92,12 +93,21 @@ def write_artifact(
             for b in program.state.values()
         ],
         "functions": {n: _renamed(p, names).as_json() for n, p in lowered.plans.items()},
-        "weights": {"file": WEIGHTS, "bytes": size},
+        "weights": {
+            "file": WEIGHTS,
+            "bytes": size,
+            "packed": {n: _packing(p) for n in written if (p := lowered.weights[n].packing)},
+        },
         "files": {name: _fingerprint(into / name) for name in files},
         "provenance": {**program.provenance, **provenance, **lowered.notes},
     }  # fmt: skip
     (into / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
     return manifest
+
+
+def _packing(packing: Packing) -> dict[str, Any]:
+    shape = (packing.rows, packing.columns)
+    return {"encoding": packing.encoding.name, "shape": list(shape)}
 
 
 def _renamed(plan: Plan, names: Mapping[str, str]) -> Plan:

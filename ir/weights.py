@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from specc.errors import InvalidProgramError
+from specc.ir.encodings import Encoding, Packing
 from specc.ir.types import TensorType
 
 
@@ -35,6 +36,8 @@ class Weight:
     load: Callable[[], torch.Tensor] = field(repr=False)
     derivation: str = ""
     """How a derived weight came about, from its sources' keys; empty for content of its own."""
+    packing: Packing | None = None
+    """What a packed weight stands for."""
 
     @cached_property
     def key(self) -> str:
@@ -62,6 +65,13 @@ class Weight:
         type_ = TensorType(parts[0].type.dtype, (rows, *parts[0].type.shape[1:]))
         keys = ", ".join(part.key for part in parts)
         return cls(type_, lambda: torch.cat([p.load() for p in parts]), f"stack({keys})")
+
+    def encoded(self, encoding: Encoding) -> Weight:
+        """This matrix [N, K], packed as `encoding` when loaded (see `Encoding.encode` for what that raises)."""
+        rows, columns = self.type.at()
+        type_ = encoding.type(rows, columns)
+        packed = self.derive(f"pack.{encoding}", type_, lambda t: encoding.encode(t.float()))
+        return replace(packed, packing=Packing(encoding, rows, columns))
 
 
 class WeightStore(Mapping[str, Weight]):

@@ -7,8 +7,8 @@ import re
 from specc.ir.dialect import ops
 
 _SHIMS = {
-    "linear": "H x, H w, H* bias, int64_t n, H* result",
-    "embedding": "H tokens, H w, int64_t n, H* result",
+    "linear": "H x, H w, H* bias, int64_t n, const char* encoding, H* result",
+    "embedding": "H tokens, H w, int64_t n, int64_t k, const char* encoding, H* result",
     # Inductor passes a place for a result even to an operation that has none.
     "cache_write": "H cache, H rows, H positions, H* none",
     "cached_attention": "H q, H k_cache, H v_cache, H positions, double scale, int64_t window, double softcap, "

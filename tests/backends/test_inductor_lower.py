@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from specc.backends.inductor import leaves, lower, phases
-from specc.ir import Function, Role, SpeculativeProgram, TensorType, Weight
+from specc.ir import Encoding, Function, Role, SpeculativeProgram, TensorType, Weight
 from specc.ir.dialect import ops
 from specc.ir.graphs import Builder
 from specc.passes import pipelines
@@ -84,12 +84,40 @@ def test_matrices_that_cannot_be_packed_are_named() -> None:
     assert phases.unpacked(spoilt) == ["w0", "w1"]
     packed = phases.pack_weights(spoilt)
     assert "w0" in packed.weights
-    assert "head#pack16" in packed.weights
+    assert "head#f32" in packed.weights
+
+
+def _product(matrix: TensorType, x: TensorType) -> SpeculativeProgram:
+    """The toy decoder with one more leaf, x times a matrix of its own."""
+    builder = Builder()
+    y = builder.op(
+        aten.linear.default, builder.input("x", x), builder.input("w", matrix),
+        type_=TensorType(x.dtype, ("T", matrix.at()[0])),
+    )  # fmt: skip
+    program = _lowered(toy.decoder(1))
+    return program.with_functions(Function("product", Role.LEAF, builder.output(y), ("y",)))
+
+
+def test_matrices_of_bf16_are_packed_and_leaves_convert_around_the_product() -> None:
+    program = _product(TensorType("bf16", (20, 6)), TensorType("bf16", ("T", 6)))
+    graph = phases.pack_weights(program).functions["product"].graph
+    x, w = torch.randn(3, 6).bfloat16(), torch.randn(20, 6).bfloat16()
+    (found,) = torch.fx.GraphModule({}, graph)(x, Encoding.parse("bf16").encode(w.float()))
+    assert found.dtype == torch.bfloat16
+    assert torch.equal(found, torch.nn.functional.linear(x.double(), w.double()).bfloat16())
+
+
+def test_what_is_packed_already_is_left_alone() -> None:
+    program = _lowered(toy.decoder(1))
+    once = phases.pack_weights(program)
+    twice = phases.pack_weights(once)
+    assert str(twice) == str(once)
+    assert twice.weights["head#f32"] is once.weights["head#f32"]
 
 
 def test_packing_does_not_overwrite() -> None:
     program = _lowered(toy.decoder(1))
-    mine = {"head#pack16": Weight.of(torch.zeros(1, 4, 16))}
+    mine = {"head#f32": Weight.of(torch.zeros(1, 4, 16))}
     taken = replace(program, weights=program.weights.added(mine))
     with pytest.raises(Exception, match="SPECC-E0303"):
         phases.pack_weights(taken)

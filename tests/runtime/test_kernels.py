@@ -105,7 +105,7 @@ def test_linear_is_one_chain_of_fused_adds(models, rng, n, k):
             model.use_threads(threads)
             results = {}
             for rows in [*range(1, 33), 64, 97, 100]:
-                got = model.run("specc.linear", x[:rows], packed, bias, attrs=[n])
+                got = model.run("specc.linear", x[:rows], packed, bias, attrs=[n, 0])
                 np.testing.assert_array_equal(got, want[:rows])
                 results[rows] = got
             seen.add(bits(results[100]))
@@ -119,17 +119,17 @@ def test_linear_is_one_chain_of_fused_adds(models, rng, n, k):
 
 def test_linear_takes_leading_dimensions_and_strides(model, rng):
     w, x = normal(rng, 32, 24), normal(rng, 2, 6, 24)
-    flat = model.run("specc.linear", x.reshape(12, 24), pack(w), attrs=[32])
-    assert bits(model.run("specc.linear", x, pack(w), attrs=[32])) == bits(flat)
-    assert bits(model.run("specc.linear", x[0, 0], pack(w), attrs=[32])) == bits(flat[0])
+    flat = model.run("specc.linear", x.reshape(12, 24), pack(w), attrs=[32, 0])
+    assert bits(model.run("specc.linear", x, pack(w), attrs=[32, 0])) == bits(flat)
+    assert bits(model.run("specc.linear", x[0, 0], pack(w), attrs=[32, 0])) == bits(flat[0])
     assert bits(model.run("every_second", x.reshape(12, 24), pack(w))) == bits(flat[::2])
 
 
 def test_linear_rows_do_not_touch_each_other(model, rng):
     w, x = normal(rng, 64, 48), normal(rng, 8, 48)
-    clean = model.run("specc.linear", x, pack(w), attrs=[64])
+    clean = model.run("specc.linear", x, pack(w), attrs=[64, 0])
     x[3] = np.nan
-    dirty = model.run("specc.linear", x, pack(w), attrs=[64])
+    dirty = model.run("specc.linear", x, pack(w), attrs=[64, 0])
     keep = [0, 1, 2, 4, 5, 6, 7]
     assert bits(clean[keep]) == bits(dirty[keep])
     assert np.isnan(dirty[3]).all()
@@ -144,17 +144,17 @@ def test_linear_refuses(model, rng):
         (x.astype(float), w, 16),
         (x, w[0], 16),
     ]:
-        with pytest.raises(KernelError, match=r"linear|packed"):
-            model.run("specc.linear", bad_x, bad_w, attrs=[n])
+        with pytest.raises(KernelError, match=r"linear: "):
+            model.run("specc.linear", bad_x, bad_w, attrs=[n, 0])
 
 
 def test_embedding(model, rng):
     w = normal(rng, 50, 12)
     tokens = np.array([0, 49, 17, 17])
-    assert bits(model.run("specc.embedding", tokens, pack(w), attrs=[50])) == bits(w[tokens])
+    assert bits(model.run("specc.embedding", tokens, pack(w), attrs=[50, 12, 0])) == bits(w[tokens])
     for wrong in (-1, 50):
         with pytest.raises(KernelError, match=f"token id {wrong} "):
-            model.run("specc.embedding", np.array([1, wrong]), pack(w), attrs=[50])
+            model.run("specc.embedding", np.array([1, wrong]), pack(w), attrs=[50, 12, 0])
 
 
 # cache and attention
@@ -444,7 +444,7 @@ def test_a_steady_state_allocates_nothing(model, rng):
     q, k = normal(rng, 4, 2, 32), normal(rng, 1, 40, 32)
     seen = []
     for _ in range(5):
-        model.run("specc.linear", x, w, attrs=[64])
+        model.run("specc.linear", x, w, attrs=[64, 0])
         model.run(
             "specc.cached_attention", q, k, k, np.arange(4), np.ones(1), np.zeros(1), attrs=[0]
         )

@@ -1,6 +1,6 @@
 // Times specc::linear alone: how much longer M rows take than one, and how near memory and arithmetic limits that is.
 //
-//   g++ <flags of README.md> bench_kernels.cpp tensor.cpp pool.cpp error.cpp weights.cpp weights_f32.cpp linear.cpp
+//   g++ <flags of README.md> bench_kernels.cpp tensor.cpp pool.cpp error.cpp weights.cpp weights_f32.cpp linear.cpp encodings.cpp
 //       -lpthread -o bench_kernels
 //   ./bench_kernels [threads [repetitions]]
 //
@@ -83,7 +83,7 @@ double seconds_for(const Chain& chain, int64_t rows) {
   specc::Tensor* x = specc::new_empty(SPECC_F32, 2, shape);
   for (int64_t i = 0; i < x->numel(); i++) x->data<float>()[i] = static_cast<float>(i % 31) * 0.03f - 0.4f;
   const auto start = Clock::now();
-  for (specc::Tensor* w : chain.weights) specc::release(specc::linear(*x, *w, nullptr, chain.columns));
+  for (specc::Tensor* w : chain.weights) specc::release(specc::linear(*x, *w, nullptr, chain.columns, specc::find_encoding("f32")));
   const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
   specc::release(x);
   return seconds;

@@ -25,14 +25,16 @@ Status handed_out(const Call& call, Tensor* result) {
 
 // The operators of compiled leaves, for plans and tests. Float attributes come as f64 tensors, optional tensors last.
 
-Status run_linear(const Call& call) {  // x, w[, bias]; attrs: output features
-  if (expect("specc.linear", call, call.n_in == 3 ? 3 : 2, 1, 1) != kOk) return 1;
-  return handed_out(call, linear(*call.in[0], *call.in[1], call.n_in == 3 ? call.in[2] : nullptr, call.attrs[0]));
+Status run_linear(const Call& call) {  // x, w[, bias]; attrs: output features, number of the encoding
+  if (expect("specc.linear", call, call.n_in == 3 ? 3 : 2, 1, 2) != kOk) return 1;
+  return handed_out(call, linear(*call.in[0], *call.in[1], call.n_in == 3 ? call.in[2] : nullptr, call.attrs[0],
+                                 find_encoding(call.attrs[1])));
 }
 
-Status run_embedding(const Call& call) {  // tokens, w; attrs: rows of the matrix
-  if (expect("specc.embedding", call, 2, 1, 1) != kOk) return 1;
-  return handed_out(call, embedding(*call.in[0], *call.in[1], call.attrs[0]));
+Status run_embedding(const Call& call) {  // tokens, w; attrs: rows and columns of the matrix, number of the encoding
+  if (expect("specc.embedding", call, 2, 1, 3) != kOk) return 1;
+  return handed_out(
+      call, embedding(*call.in[0], *call.in[1], call.attrs[0], call.attrs[1], find_encoding(call.attrs[2])));
 }
 
 Status run_cache_write(const Call& call) {  // cache, rows, positions

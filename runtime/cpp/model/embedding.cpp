@@ -1,21 +1,18 @@
-// specc::embedding(tokens, w, n): rows of a packed matrix, so that tied models keep one copy of it.
+// specc::embedding(tokens, w, n, k, encoding): rows of a packed matrix, so that tied models keep one copy of it.
 #include "error.h"
 #include "shim.h"
 #include "weights.h"
 
 namespace specc {
 
-Tensor* embedding(const Tensor& tokens, const Tensor& packed, int64_t rows) {
-  const WeightFormat* format = find_weight_format(packed);
+Tensor* embedding(const Tensor& tokens, const Tensor& packed, int64_t rows, int64_t depth, const Encoding* encoding) {
+  const WeightFormat* format = encoding == nullptr ? nullptr : find_weight_format(*encoding);
   if (format == nullptr) return nullptr;
   if (tokens.dtype != SPECC_I64 || !tokens.is_contiguous() || tokens.ndim >= kMaxDims) {
     fail("embedding: tokens must be contiguous i64");
     return nullptr;
   }
-  if (rows > packed.sizes[0] * kTileColumns) {
-    fail("embedding: %ld rows from a weight of %ld tiles", (long)rows, (long)packed.sizes[0]);
-    return nullptr;
-  }
+  if (!expect_packed("embedding", *encoding, packed, rows, depth)) return nullptr;
   const int64_t* ids = tokens.data<int64_t>();
   const int64_t count = tokens.numel();
   for (int64_t t = 0; t < count; t++) {
@@ -26,17 +23,20 @@ Tensor* embedding(const Tensor& tokens, const Tensor& packed, int64_t rows) {
   }
   int64_t sizes[kMaxDims];
   for (int d = 0; d < tokens.ndim; d++) sizes[d] = tokens.sizes[d];
-  sizes[tokens.ndim] = format->depth(packed);
+  sizes[tokens.ndim] = depth;
   Tensor* out = new_empty(SPECC_F32, tokens.ndim + 1, sizes);
   if (out == nullptr) return nullptr;
-  for (int64_t t = 0; t < count; t++) format->unpack_row(packed, ids[t], out->data<float>() + t * sizes[tokens.ndim]);
+  for (int64_t t = 0; t < count; t++) {
+    format->unpack_row(*encoding, packed.data<char>(), depth, ids[t], out->data<float>() + t * depth);
+  }
   return out;
 }
 
 }  // namespace specc
 
 SPECC_SHIM(aoti_torch_cpu_embedding)
-(specc::Tensor* tokens, specc::Tensor* w, int64_t n, specc::Tensor** result) -> specc::Status {
-  *result = specc::embedding(*tokens, *w, n);
+(specc::Tensor* tokens, specc::Tensor* w, int64_t n, int64_t k, const char* encoding, specc::Tensor** result)
+    -> specc::Status {
+  *result = specc::embedding(*tokens, *w, n, k, specc::find_encoding(encoding));
   return *result == nullptr ? 1 : specc::kOk;
 }

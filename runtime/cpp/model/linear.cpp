@@ -1,4 +1,4 @@
-// specc::linear(x, w, bias?, n): y = x w^T + bias for a packed w of any format.
+// specc::linear(x, w, bias?, n, encoding): y = x w^T + bias for a packed w of any encoding.
 #include "error.h"
 #include "parallel.h"
 #include "shim.h"
@@ -23,9 +23,17 @@ int64_t row_stride(const Tensor& x) {
   return stride < 0 ? x.size(1) : stride;
 }
 
+// A part should outlast the cost of waking a thread: a few microseconds.
+void prepare(const WeightFormat& format, const LinearCall& call) {
+  const int64_t parts = parts_for(call.rows, 1 + 32768 / (call.depth + 1));
+  parallel(parts, [&](int32_t part) {
+    const Share mine = share(call.rows, part, parts);
+    format.prepare(call, mine.begin, mine.end);
+  });
+}
+
 void compute(const WeightFormat& format, const LinearCall& call) {
   const int64_t tiles = (call.columns + kTileColumns - 1) / kTileColumns;
-  // A part should outlast the cost of waking a thread: a few microseconds.
   const int64_t least = 1 + 65536 / (call.depth * kTileColumns + 1);
   const int64_t parts = parts_for(tiles, least);
   // Even tile numbers to part borders, so that kernels that take tiles in pairs have no odd one but the last.
@@ -38,19 +46,15 @@ void compute(const WeightFormat& format, const LinearCall& call) {
 
 }  // namespace
 
-Tensor* linear(const Tensor& x, const Tensor& packed, const Tensor* bias, int64_t columns) {
-  const WeightFormat* format = find_weight_format(packed);
+Tensor* linear(const Tensor& x, const Tensor& packed, const Tensor* bias, int64_t columns, const Encoding* encoding) {
+  const WeightFormat* format = encoding == nullptr ? nullptr : find_weight_format(*encoding);
   if (format == nullptr) return nullptr;
-  const int64_t depth = format->depth(packed);
-  if (x.dtype != SPECC_F32 || x.ndim < 1 || x.size(1) != depth) {
-    fail("linear: x is %s with %ld features, the weight wants f32 with %ld", dtype_name(x.dtype),
-         x.ndim < 1 ? 0L : (long)x.size(1), (long)depth);
+  if (x.dtype != SPECC_F32 || x.ndim < 1) {
+    fail("linear: x is a %d-d tensor of %s, not f32 [.., K]", x.ndim, dtype_name(x.dtype));
     return nullptr;
   }
-  if (columns < 0 || columns > packed.sizes[0] * kTileColumns || columns <= (packed.sizes[0] - 1) * kTileColumns) {
-    fail("linear: %ld features from a weight of %ld tiles", (long)columns, (long)packed.sizes[0]);
-    return nullptr;
-  }
+  const int64_t depth = x.size(1);
+  if (!expect_packed("linear", *encoding, packed, columns, depth)) return nullptr;
   if (bias != nullptr && (bias->dtype != SPECC_F32 || bias->numel() != columns || !bias->is_contiguous())) {
     fail("linear: the bias must be %ld contiguous f32", (long)columns);
     return nullptr;
@@ -72,9 +76,23 @@ Tensor* linear(const Tensor& x, const Tensor& packed, const Tensor* bias, int64_
     copy_elements(gathered, &x);
     stride = depth;
   }
-  const float* rows = gathered == nullptr ? x.data<float>() : gathered->data<float>();
-  compute(*format, {rows, depth == 0 ? y->numel() / columns : x.numel() / depth, depth, stride, packed.data<char>(),
-                    bias == nullptr ? nullptr : bias->data<float>(), y->data<float>(), columns});
+  LinearCall call{*encoding, gathered == nullptr ? x.data<float>() : gathered->data<float>(), x.numel() / depth, depth,
+                  stride, packed.data<char>(), bias == nullptr ? nullptr : bias->data<float>(), y->data<float>(),
+                  columns, nullptr};
+  Tensor* scratch = nullptr;
+  if (format->prepare != nullptr) {
+    const int64_t bytes = format->scratch_bytes(call);
+    scratch = new_empty(SPECC_U8, 1, &bytes);
+    if (scratch == nullptr) {
+      release(gathered);
+      release(y);
+      return nullptr;
+    }
+    call.scratch = scratch->data<char>();
+    prepare(*format, call);
+  }
+  compute(*format, call);
+  release(scratch);
   release(gathered);
   return y;
 }
@@ -82,7 +100,8 @@ Tensor* linear(const Tensor& x, const Tensor& packed, const Tensor* bias, int64_
 }  // namespace specc
 
 SPECC_SHIM(aoti_torch_cpu_linear)
-(specc::Tensor* x, specc::Tensor* w, specc::Tensor** bias, int64_t n, specc::Tensor** result) -> specc::Status {
-  *result = specc::linear(*x, *w, bias == nullptr ? nullptr : *bias, n);
+(specc::Tensor* x, specc::Tensor* w, specc::Tensor** bias, int64_t n, const char* encoding, specc::Tensor** result)
+    -> specc::Status {
+  *result = specc::linear(*x, *w, bias == nullptr ? nullptr : *bias, n, specc::find_encoding(encoding));
   return *result == nullptr ? 1 : specc::kOk;
 }

@@ -127,7 +127,7 @@ void tile_group(const LinearCall& call, int64_t row, int64_t rows, int64_t tile,
   const int64_t across = tiles * kTileColumns;
   std::memset(sums, 0, rows * across * sizeof(float));
   const int64_t tile_stride = call.depth * kTileColumns;
-  const float* weights = static_cast<const float*>(call.weights) + tile * tile_stride;
+  const float* weights = reinterpret_cast<const float*>(call.weights) + tile * tile_stride;
   const int64_t blocks = (rows + kMaxRows - 1) / kMaxRows;  // of rows, as even as can be
   for (int64_t k = 0; k < call.depth; k += kChunk) {
     const int64_t depth = call.depth - k < kChunk ? call.depth - k : kChunk;
@@ -155,20 +155,13 @@ void linear_f32(const LinearCall& call, int64_t begin, int64_t end) {
   }
 }
 
-bool recognises(const Tensor& packed) {
-  return packed.dtype == SPECC_F32 && packed.ndim == 3 && packed.sizes[2] == kTileColumns;
-}
-
-int64_t depth(const Tensor& packed) { return packed.sizes[1]; }
-
-void unpack_row(const Tensor& packed, int64_t row, float* out) {
-  const int64_t count = packed.sizes[1];
-  const float* from = packed.data<float>() + row / kTileColumns * count * kTileColumns + row % kTileColumns;
-  for (int64_t k = 0; k < count; k++) out[k] = from[k * kTileColumns];
+void unpack_row(const Encoding&, const char* weights, int64_t depth, int64_t row, float* out) {
+  const float* from = reinterpret_cast<const float*>(weights) + row / kTileColumns * depth * kTileColumns + row % kTileColumns;
+  for (int64_t k = 0; k < depth; k++) out[k] = from[k * kTileColumns];
 }
 
 }  // namespace
 
-const WeightFormat kWeightsF32 = {"f32", recognises, depth, linear_f32, unpack_row};
+const WeightFormat kWeightsF32 = {nullptr, nullptr, linear_f32, unpack_row};
 
 }  // namespace specc

@@ -11,7 +11,7 @@ int32_t aoti_torch__reinterpret_tensor(Handle, int64_t, const int64_t*, const in
 int32_t aoti_torch_cpu_mm_out(Handle, Handle, Handle);
 int32_t aoti_torch_cpu_addmm_out(Handle, Handle, Handle, Handle, double, double);
 int32_t aoti_torch_cpu_bmm_out(Handle, Handle, Handle);
-int32_t aoti_torch_cpu_linear(Handle, Handle, Handle*, int64_t, Handle*);
+int32_t aoti_torch_cpu_linear(Handle, Handle, Handle*, int64_t, const char*, Handle*);
 int32_t aoti_torch_get_sizes(Handle, int64_t**);
 int32_t aoti_torch_get_dim(Handle, int64_t*);
 int32_t aoti_torch_get_data_ptr(Handle, void**);
@@ -118,7 +118,7 @@ int32_t every_second(void*, Handle* in, int n_in, Handle* out, int) {
   const int64_t strides[] = {2 * x[1], 1};
   Handle half = nullptr;
   aoti_torch__reinterpret_tensor(in[0], 2, sizes, strides, 0, &half);
-  const int32_t status = aoti_torch_cpu_linear(half, in[1], nullptr, w[0] * 16, &out[0]);
+  const int32_t status = aoti_torch_cpu_linear(half, in[1], nullptr, w[0] * 16, "f32", &out[0]);
   aoti_torch_delete_tensor_object(half);
   take(in, n_in);
   return status;
