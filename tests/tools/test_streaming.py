@@ -1,13 +1,14 @@
 """Streamed text: whole characters, and in sum the text of all tokens (B62)."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
-from specc.streaming import TextStream
+from specc.streaming import StopStrings, TextStream
 
 
 def by_bytes(ids: Sequence[int]) -> str:
@@ -60,3 +61,31 @@ def test_a_token_without_text_waits() -> None:
         return "".join("" if i == 0 else chr(96 + i) for i in ids)
 
     assert streamed(decode, [1, 0, 2, 0]) == ["a", "", "b", "", ""]
+
+
+@given(
+    st.lists(st.text("abc", min_size=1, max_size=4), max_size=3),
+    st.text("abc", max_size=30), st.lists(st.integers(0, 30), max_size=8),
+)  # fmt: skip
+def test_stop_strings_do_not_depend_on_the_pieces(
+    stops: list[str], text: str, cuts: list[int]
+) -> None:
+    """By definition: the shortest beginning of the text that ends with a stop string, without the longest such."""
+    expected = text
+    for end in range(len(text) + 1):
+        if found := [s for s in stops if text[:end].endswith(s)]:
+            expected = text[: end - max(map(len, found))]
+            break
+    places = sorted({0, len(text), *(c for c in cuts if c <= len(text))})
+    watch = StopStrings(stops)
+    shown, stopped = "", False
+    for start, end in pairwise(places):
+        piece, stopped = watch.push(text[start:end])
+        shown += piece
+        if stopped:
+            break
+        # Nothing is held back that could not become a stop string.
+        held = text[len(shown) : end]
+        assert held == "" or any(s.startswith(held) for s in stops)
+    assert shown + ("" if stopped else watch.finish()) == expected
+    assert stopped is (expected != text or any(expected + s == text for s in stops))

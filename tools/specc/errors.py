@@ -2,7 +2,7 @@
 
 Every one has a stable code, says what is wrong and where, what was expected and found, and the command that cures it.
 Codes: E01xx command line and environment, E02xx import, E03xx program and passes, E04xx backends, E05xx artifacts,
-E06xx requests and run time.
+E06xx requests and run time, E07xx serving.
 """
 
 from __future__ import annotations

@@ -37,3 +37,40 @@ class TextStream:
         text = self._decode(self._ids[self._context :])
         self._context = self._shown = len(self._ids)
         return text[len(before) :]
+
+
+class StopStrings:
+    """Ends a text where a stop string begins, however the text comes in pieces.
+
+    The stop string that is complete first counts, of several complete at once the longest. What
+    may still become one is held back.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = tuple(stops)
+        self._held = ""
+
+    def push(self, piece: str) -> tuple[str, bool]:
+        """Text that is sure, and whether a stop string ended it."""
+        self._held += piece
+        found = [(at + len(s), at) for s in self._stops if (at := self._held.find(s)) >= 0]
+        if found:
+            _, at = min(found)
+            shown, self._held = self._held[:at], ""
+            return shown, True
+        kept = max((_overlap(self._held, s) for s in self._stops), default=0)
+        sure = len(self._held) - kept
+        shown, self._held = self._held[:sure], self._held[sure:]
+        return shown, False
+
+    def finish(self) -> str:
+        """What was held back and became no stop string."""
+        shown, self._held = self._held, ""
+        return shown
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of `text` that begins `stop`."""
+    return next(
+        (n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0
+    )

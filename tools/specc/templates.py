@@ -12,8 +12,8 @@ from typing import Any
 
 from specc.errors import ArtifactError, RequestError
 
-Message = Mapping[str, str]
-"""`role` and `content`."""
+Message = Mapping[str, Any]
+"""`role` and `content`; with tools, what else templates know of."""
 
 _MOST_CHARACTERS = 8 << 20
 _MOST_REPEATED = 1 << 20
@@ -45,7 +45,17 @@ class ChatTemplate:
             )  # fmt: skip
         return cls(source, {n: t for n, t in tokens.items() if t is not None}, str(folder))
 
-    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
+    def takes(self, name: str) -> bool:
+        """Whether it reads the variable `name`: `tools`, say."""
+        from jinja2 import meta
+
+        environment = _environment()
+        return name in meta.find_undeclared_variables(environment.parse(self.source))
+
+    def render(
+        self, messages: Sequence[Message], *, add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:  # fmt: skip
         """The conversation as the model was trained to read it."""
         from jinja2.exceptions import SecurityError, TemplateError
 
@@ -53,7 +63,7 @@ class ChatTemplate:
         length = 0
         try:
             context = {
-                "messages": [dict(m) for m in messages], "tools": None, "documents": None,
+                "messages": [dict(m) for m in messages], "tools": tools, "documents": None,
                 "add_generation_prompt": add_generation_prompt, **self.tokens,
             }  # fmt: skip
             for piece in self._compiled.generate(context):

@@ -1,0 +1,133 @@
+"""`specc serve`: an artifact behind OpenAI's HTTP interface."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from specc import flags, output
+from specc.checks import available_memory
+from specc.commands.run_ import has_tokenizer
+from specc.engines import open_compiled
+from specc.errors import SpeccError, UsageError
+from specc.flags import Json
+from specc.progress import human_bytes
+from specc.runtime import Artifact, Manifest
+
+MOST_PORT = 65535
+
+
+def main(
+    artifact: Path,
+    /,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    served_model_name: str | None = None,
+    api_key: Annotated[str | None, Parameter(env_var="SPECC_API_KEY")] = None,
+    max_sessions: int = 16,
+    state_memory: int | None = None,
+    max_queue: int = 64,
+    max_body: int = 4 << 20,
+    timeout: float = 600,
+    drain_timeout: float = 30,
+    num_speculative_tokens: int | None = None,
+    metrics_prefix: str = "specc",
+    threads: int = 0,
+    json: Json = False,
+) -> int:
+    """Serve an artifact over OpenAI's HTTP interface.
+
+    Completions and chat, whole or streamed; /v1/models, /health, /ready and /metrics. SIGTERM and
+    Ctrl-C let those finish who are being served; a second one does not wait.
+
+    Example: specc serve smol.specc --port 8000
+
+    Args:
+        artifact: Directory that `specc compile` made.
+        host: Address to listen on; 0.0.0.0 for all.
+        port: Port to listen on; 0 takes a free one.
+        served_model_name: What requests call the model; left out, the artifact's own name.
+        api_key: Key that requests must bear. Better in the environment, where `ps` does not show it.
+        max_sessions: Most texts that are made at once, 1 or more. They take turns.
+        state_memory: Bytes that the state of all texts may take together; left out, half of what is
+            available. As many texts run at once as fit.
+        max_queue: Most texts that wait for a turn; more are refused (429).
+        max_body: Most bytes of a request's body (413).
+        timeout: Seconds for a request, waiting included; 0 is for ever.
+        drain_timeout: Seconds to finish in when the server is to stop.
+        num_speculative_tokens: One K of the artifact, for requests that do not say; left out, the
+            engine adapts it.
+        metrics_prefix: Of the names on /metrics: vllm makes dashboards for vLLM work.
+        threads: Threads; 0 takes the physical cores this process may use.
+        json: Print one JSON object on stdout when ready.
+    """
+    flags.at_least("--max-queue", max_queue, 0)
+    flags.at_least("--max-body", max_body, 1)
+    flags.at_least("--timeout", timeout, 0)
+    flags.at_least("--drain-timeout", drain_timeout, 0)
+    flags.at_least("--max-sessions", max_sessions, 1)
+    flags.at_least("--threads", threads, 0)
+    if not 0 <= port <= MOST_PORT:
+        raise flags.bad_value("--port", f"0 to {MOST_PORT}", port)
+    if not metrics_prefix.isidentifier():
+        raise flags.bad_value("--metrics-prefix", "a word", metrics_prefix)
+    if api_key == "":
+        raise flags.bad_value("--api-key", "a key", "nothing", "leave it out to serve anybody")
+    try:
+        from specc.serve.server import listen, serve
+        from specc.serve.service import Service, Settings
+    except ImportError as error:
+        raise UsageError(
+            "SPECC-E0701", "serving needs packages that are not installed", found=str(error),
+            cure="pip install 'specc-compiler[serve]'",
+        ) from error  # fmt: skip
+    sessions = _sessions(Manifest.read(artifact), max_sessions, state_memory)
+    with listen(host, port) as socket, open_compiled(artifact, threads) as engine:
+        _check_tokenizer(engine, artifact)
+        k = flags.draft_length(engine.manifest, num_speculative_tokens)
+        model = served_model_name or engine.manifest.name
+        service = Service(
+            engine,
+            Settings(
+                model, sessions, max_queue, max_body, timeout, k, api_key, f"{metrics_prefix}:"
+            ),
+        )
+        address = socket.getsockname()
+        url = f"http://{f'[{host}]' if ':' in host else host}:{address[1]}"
+        spoken = flags.speculation(engine.manifest, k)
+
+        def ready() -> None:
+            if json:
+                output.emit({"url": url, "model": model, "pid": os.getpid(), "slots": sessions})
+            output.say(f"speculation: {spoken}")
+            output.say(f"{model} at {url}/v1, {sessions} texts at once, {max_queue} may wait")
+
+        serve(service, socket, ready, drain_timeout)
+    return output.EXIT_OK
+
+
+def _sessions(manifest: Manifest, most: int, budget: int | None) -> int:
+    """How many sessions the memory plan allows, at most `most`."""
+    each = max(1, sum(manifest.state_bytes_by_zone.values()))
+    if budget is None:
+        free = available_memory()
+        budget = most * each if free is None else free // 2
+    if budget < each:
+        raise UsageError(
+            "SPECC-E0714", "the state of not even one text fits", where="--state-memory",
+            expected=f"{human_bytes(each)} or more", found=human_bytes(budget),
+            cure="give it more, or compile with a smaller --max-model-len",
+        )  # fmt: skip
+    return min(most, budget // each)
+
+
+def _check_tokenizer(engine: Artifact, path: Path) -> None:
+    if not has_tokenizer(engine):
+        raise SpeccError(
+            "SPECC-E0605", "the artifact has no tokenizer", where=str(path),
+            cure="compile it from a model that has one",
+        )  # fmt: skip

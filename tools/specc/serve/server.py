@@ -1,0 +1,78 @@
+"""The process: a socket, uvicorn, and an end in good order."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Callable
+from types import FrameType
+
+import uvicorn
+
+from specc.errors import UsageError
+from specc.serve.app import application
+from specc.serve.service import Service
+
+_LOOK = 0.05
+"""Seconds between two looks at whether all is done."""
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that takes connections; raises UsageError (SPECC-E0715) if it cannot be had."""
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise UsageError(
+            "SPECC-E0715", "the address cannot be listened on", where=f"{host}:{port}",
+            found=str(error), cure="choose another --host or --port",
+        ) from error  # fmt: skip
+
+
+def serve(
+    service: Service, listening: socket.socket, ready: Callable[[], None], drain_s: float
+) -> None:
+    """Until a signal says to stop, and then until all is answered, for at most `drain_s` seconds."""
+    config = uvicorn.Config(
+        application(service), log_level="warning", access_log=False, lifespan="off", ws="none",
+        server_header=False, timeout_graceful_shutdown=1,
+    )  # fmt: skip
+    try:
+        asyncio.run(_Server(config, service, ready, drain_s).serve([listening]))
+    finally:
+        service.scheduler.stop()
+
+
+class _Server(uvicorn.Server):
+    """Goes on while it drains: /ready says so, and new requests are told to go elsewhere."""
+
+    def __init__(
+        self, config: uvicorn.Config, service: Service, ready: Callable[[], None], drain_s: float
+    ) -> None:
+        super().__init__(config)
+        self._service, self._ready, self._drain_s = service, ready, drain_s
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._loop = asyncio.get_running_loop()
+        self._ready()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        del sig, frame  # not kept: what uvicorn keeps, it raises again when all is over
+        if self._service.draining:
+            self.should_exit = self.force_exit = True
+            return
+        self._service.draining = True
+        self._loop.call_soon_threadsafe(self._begin_to_drain)
+
+    def _begin_to_drain(self) -> None:
+        self._draining = self._loop.create_task(self._drain())  # kept, or it may be collected
+
+    async def _drain(self) -> None:
+        scheduler = self._service.scheduler
+        until = time.monotonic() + self._drain_s
+        while (scheduler.running or scheduler.waiting) and time.monotonic() < until:
+            await asyncio.sleep(_LOOK)
+        scheduler.stop()  # who is left is told
+        self.should_exit = True

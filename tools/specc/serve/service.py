@@ -1,0 +1,221 @@
+"""Requests to jobs, and what their jobs tell back: the part of the server that knows no HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from specc import prompts
+from specc.errors import RequestError
+from specc.runtime import ADAPTIVE, Artifact
+from specc.serve import bodies
+from specc.serve.bodies import Body, ChatBody, CompletionBody
+from specc.serve.metrics import Metrics
+from specc.serve.scheduler import Event, Job, Scheduler
+from specc.serve.slots import Ask, SessionSlots
+from specc.templates import ChatTemplate
+
+_COMPLETION_TOKENS = 16
+"""What OpenAI's completions take when nothing is said; chat goes on to the end of the context."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How an artifact is served. Seconds and bytes; 0 seconds is for ever."""
+
+    model: str
+    max_sessions: int
+    max_queue: int
+    max_body: int
+    timeout: float
+    num_speculative_tokens: int = ADAPTIVE
+    api_key: str | None = None
+    metrics_prefix: str = "specc:"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A text to make: choice `index` of the answer. `echo` comes before what is generated."""
+
+    index: int
+    ask: Ask
+    echo: str = ""
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request that was understood. `prompt_tokens`: of each prompt once, however many choices."""
+
+    id: str
+    created: int
+    body: Body
+    choices: tuple[Choice, ...]
+    prompt_tokens: int
+
+    @property
+    def chat(self) -> bool:
+        """Whether it is a conversation."""
+        return isinstance(self.body, ChatBody)
+
+
+class Service:
+    """A loaded artifact, its scheduler and its counters."""
+
+    def __init__(self, engine: Artifact, settings: Settings) -> None:
+        self.engine, self.settings = engine, settings
+        self.draining = False
+        self.created = int(time.time())
+        manifest = engine.manifest
+        self.metrics = Metrics(manifest, settings.model, settings.metrics_prefix)
+        slots = SessionSlots(engine, settings.max_sessions)
+        self.scheduler = Scheduler(slots, self.metrics, settings.max_queue)
+        state = sum(manifest.state_bytes_by_zone.values())
+        show = self.metrics.show
+        show("num_requests_running", "Texts with a slot.", lambda: self.scheduler.running)
+        show("num_requests_waiting", "Texts that wait.", lambda: self.scheduler.waiting)
+        show("slots", "Texts that may run at once.", lambda: settings.max_sessions)
+        show(
+            "state_bytes", "State that running texts hold.", lambda: state * self.scheduler.running
+        )
+
+    @cached_property
+    def template(self) -> ChatTemplate:
+        """The model's; raises ArtifactError (SPECC-E0505) without one."""
+        return ChatTemplate.of_artifact(Path(self.engine.path))
+
+    @property
+    def ready(self) -> bool:
+        """Whether new requests are taken."""
+        return self.scheduler.alive and not self.draining
+
+    def understand(self, body: Body) -> Request:
+        """Tokens and options of what is asked. Takes its time: not for the event loop.
+
+        Raises RequestError: SPECC-E0706 for another model, E0704 for a K that was not compiled,
+        E0602, E0603, E0607 for prompts that the engine would refuse, E0107 for what the template does.
+        """
+        if body.model not in (None, self.settings.model):
+            raise RequestError(
+                "SPECC-E0706", "there is no such model here", where="model",
+                expected=self.settings.model, found=str(body.model)[:200], cure="ask for that one",
+            )  # fmt: skip
+        if isinstance(body, ChatBody):
+            asked = [(self._chat_ids(body), "")]
+        else:
+            assert isinstance(body, CompletionBody)
+            asked = [self._prompt(prompt, echo=body.echo) for prompt in body.prompts]
+        # Sampling without a seed differs from request to request.
+        seed = secrets.randbits(62) if body.seed is None else body.seed
+        choices = [
+            Choice(index, self._ask(body, ids, seed + index % body.n), echo)
+            for index, (ids, echo) in enumerate(a for a in asked for _ in range(body.n))
+        ]
+        self._check_count(len(choices))
+        kind = "chatcmpl" if isinstance(body, ChatBody) else "cmpl"
+        return Request(
+            f"{kind}-{uuid.uuid4().hex}", int(time.time()), body, tuple(choices),
+            sum(len(ids) for ids, _ in asked),
+        )  # fmt: skip
+
+    def start(self, request: Request) -> Reply:
+        """Queue its choices; on the event loop. Raises RequestError (SPECC-E0709, E0710)."""
+        return Reply(self, request)
+
+    def _check_count(self, count: int) -> None:
+        most = self.settings.max_sessions + self.settings.max_queue
+        if count > most:
+            raise bodies.out_of_range("n", f"at most {most} texts in a request", count)
+
+    def _chat_ids(self, body: ChatBody) -> list[int]:
+        tools = body.tools if body.tool_choice != "none" else []
+        if tools and not self.template.takes("tools"):
+            raise bodies.unsupported("tools", "the model's chat template takes none")
+        text = self.template.render([m.for_template() for m in body.messages], tools=tools or None)
+        return self.engine.tokenize(text, add_special=False, parse_special=True)
+
+    def _prompt(self, prompt: str | list[int], *, echo: bool) -> tuple[list[int], str]:
+        if isinstance(prompt, str):
+            return prompts.encode(self.engine, prompt), prompt if echo else ""
+        self._check_ids("prompt", prompt)
+        return prompt, self.engine.detokenize(prompt) if echo else ""
+
+    def _check_ids(self, name: str, ids: Sequence[int]) -> None:
+        most = self.engine.manifest.model.vocab_size - 1
+        if ids and max(ids) > most:
+            raise RequestError(
+                "SPECC-E0602", "a token id is out of range", where=name, expected=f"0 to {most}",
+                found=str(max(ids)), cure="use the tokenizer of this model",
+            )  # fmt: skip
+
+    def _ask(self, body: Body, ids: Sequence[int], seed: int) -> Ask:
+        context = self.engine.manifest.model.max_model_len
+        if not ids:
+            raise RequestError(
+                "SPECC-E0607", "the prompt is empty", where="prompt", expected="at least one token",
+                cure="begin with the model's BOS token or a newline",
+            )  # fmt: skip
+        if len(ids) > context:
+            raise RequestError(
+                "SPECC-E0603", "the prompt does not fit into the context", where="prompt",
+                expected=f"at most {context} tokens", found=str(len(ids)),
+                cure="shorten the prompt, or compile with a larger --max-model-len",
+            )  # fmt: skip
+        self._check_ids("stop_token_ids", body.stop_token_ids)
+        most = body.max_tokens
+        if isinstance(body, ChatBody):
+            most = next((m for m in (body.max_completion_tokens, most) if m is not None), context)
+        k = body.num_speculative_tokens
+        if k not in (None, ADAPTIVE, *self.engine.manifest.num_speculative_tokens):
+            known = ", ".join(map(str, self.engine.manifest.num_speculative_tokens))
+            raise bodies.out_of_range("num_speculative_tokens", f"one of -1, {known}", k)
+        return Ask(
+            tuple(ids), _COMPLETION_TOKENS if most is None else most, body.temperature,
+            (seed + (1 << 63)) % (1 << 64) - (1 << 63),
+            self.settings.num_speculative_tokens if k is None else k, body.ignore_eos,
+            tuple(body.stop_token_ids),
+        )  # fmt: skip
+
+
+class Reply:
+    """Jobs under way for one request, and what they tell. Belongs to the event loop."""
+
+    def __init__(self, service: Service, request: Request) -> None:
+        self.service, self.request = service, request
+        self._loop = asyncio.get_running_loop()
+        self._events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
+        self.jobs = [self._job(choice) for choice in request.choices]
+        service.scheduler.submit(self.jobs)
+
+    def _job(self, choice: Choice) -> Job:
+        def deliver(event: Event) -> None:
+            with suppress(RuntimeError):  # the loop is closed: nobody listens any more
+                self._loop.call_soon_threadsafe(self._events.put_nowait, (choice.index, event))
+
+        service = self.service
+        stops, timeout = self.request.body.stops, service.settings.timeout
+        return Job(choice.ask, service.engine.detokenize, stops, deliver, timeout)
+
+    async def events(self) -> AsyncIterator[tuple[int, Event]]:
+        """Until all have ended. Raises the error of the first that failed."""
+        for choice in self.request.choices:
+            if choice.echo:
+                yield choice.index, Event(text=choice.echo)
+        left = len(self.jobs)
+        while left:
+            index, event = await self._events.get()
+            if event.error is not None:
+                raise event.error
+            yield index, event
+            left -= bool(event.finish)
+
+    def cancel(self) -> None:
+        """Nobody wants the rest; at the end it does nothing."""
+        if any(job.ended is None for job in self.jobs):
+            self.service.scheduler.cancel(self.jobs)

@@ -1,0 +1,186 @@
+"""Texts in the making, a turn at a time. The scheduler knows `Slots`; over sessions they take turns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from specc.errors import RequestError, SpeccError
+from specc.runtime import ADAPTIVE, Artifact, Stats
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One text to continue; options as in specc.h."""
+
+    prompt_ids: tuple[int, ...]
+    max_tokens: int
+    temperature: float = 0.0
+    seed: int = 0
+    num_speculative_tokens: int = ADAPTIVE
+    ignore_eos: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a turn gave: `prefilled` prompt tokens are done, or a round was played.
+
+    `tokens` are the round's new ones; of `drafted` tokens, `accepted` were what the target says.
+    `fallback`: why a round drafted nothing. `finish`: the session's reason; empty while it goes on.
+    """
+
+    tokens: tuple[int, ...] = ()
+    played: bool = False
+    prefilled: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    fallback: str = ""
+    finish: str = ""
+
+
+class Slot(Protocol):
+    """One text that holds state."""
+
+    @property
+    def stats(self) -> Stats:
+        """Of the whole text so far."""
+        ...
+
+    def close(self) -> None:
+        """Free its state, whatever it was doing."""
+        ...
+
+
+class Slots(Protocol):
+    """What runs the texts: sessions in turn, or one batch.
+
+    Used from one thread alone.
+    """
+
+    @property
+    def capacity(self) -> int:
+        """How many may be open at once."""
+        ...
+
+    def open(self, ask: Ask) -> Any:
+        """A slot for `ask`; raises RequestError (SPECC-E0608) if its state cannot be had."""
+        ...
+
+    def turn(self, slots: Sequence[Any]) -> Iterator[tuple[Any, Progress | SpeccError]]:
+        """One turn of each slot, told as soon as it is known.
+
+        The caller may close a slot between two of them. A slot that failed takes no further turn.
+        """
+        ...
+
+
+class SessionSlots:
+    """One session for each text, which take turns: a prefill chunk or a round each."""
+
+    def __init__(self, artifact: Artifact, capacity: int) -> None:
+        self._artifact = artifact
+        self.capacity = capacity
+
+    def open(self, ask: Ask) -> SessionSlot:
+        return SessionSlot(self._artifact, ask)
+
+    def turn(
+        self, slots: Sequence[SessionSlot]
+    ) -> Iterator[tuple[SessionSlot, Progress | SpeccError]]:
+        for slot in slots:
+            if slot.closed:
+                continue
+            try:
+                progress: Progress | SpeccError = slot.turn()
+            except SpeccError as error:
+                progress = error
+            yield slot, progress
+
+
+class SessionSlot:
+    """A session, fed its prompt in chunks so that nobody waits for a long one."""
+
+    def __init__(self, artifact: Artifact, ask: Ask) -> None:
+        self._ask, self._manifest = ask, artifact.manifest
+        self._fed = self._given = 0
+        self._seen: dict[str, int] = {}
+        self._prefill_tokens, self._prefill_s = 0, 0.0
+        self.closed = False
+        self._session = artifact.session()
+        try:
+            self._session.configure(
+                max_tokens=ask.max_tokens, temperature=ask.temperature, seed=ask.seed,
+                ignore_eos=ask.ignore_eos, num_speculative_tokens=ask.num_speculative_tokens,
+            )  # fmt: skip
+            self._session.set_stop_tokens(ask.stop_token_ids)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def stats(self) -> Stats:
+        found = self._session.stats
+        return replace(
+            found,
+            prefill_tokens=self._prefill_tokens + found.prefill_tokens,
+            prefill_s=self._prefill_s + found.prefill_s,
+        )
+
+    def close(self) -> None:
+        self.closed = True
+        self._session.close()
+
+    def turn(self) -> Progress:
+        """The next chunk of the prompt; after the last, a round."""
+        return self._feed() if self._fed < len(self._ask.prompt_ids) else self._play()
+
+    def _feed(self) -> Progress:
+        """Each append starts statistics anew, so those of prefill are summed here."""
+        if self._fed:
+            self._prefill_tokens += int(self._session.stat("prefill_tokens"))
+            self._prefill_s += self._session.stat("prefill_s")
+        # The last token of a text is a root, not prefilled: one more at first fills whole chunks.
+        size = self._manifest.model.prefill_chunk + (self._fed == 0)
+        chunk = self._ask.prompt_ids[self._fed : self._fed + size]
+        if not self._session.append(chunk):
+            raise RequestError("SPECC-E0600", "a prompt was cancelled by nobody", cure="report it")
+        self._fed += len(chunk)
+        return Progress(prefilled=len(chunk))
+
+    def _play(self) -> Progress:
+        """A round, and all the tokens it committed: none if the first was a stop token."""
+        before = self._given
+        tokens = []
+        if (token := self._session.next()) is not None:
+            tokens.append(token)
+            made = int(self._session.stat("new_tokens"))
+            while before + len(tokens) < made and (more := self._session.next()) is not None:
+                tokens.append(more)
+        self._given += len(tokens)
+        played, drafted, accepted = self._since("rounds", "draft_tokens", "accepted_tokens")
+        return Progress(
+            tuple(tokens), played=played > 0, drafted=drafted, accepted=accepted,
+            fallback=self._why_none(before) if played and not drafted else "",
+            finish=self._session.finish_reason,
+        )  # fmt: skip
+
+    def _since(self, *names: str) -> list[int]:
+        """How much these counts grew since they were asked for last."""
+        now = {name: int(self._session.stat(name)) for name in names}
+        grown = [count - self._seen.get(name, 0) for name, count in now.items()]
+        self._seen = now
+        return grown
+
+    def _why_none(self, before: int) -> str:
+        """Why the round after `before` new tokens drafted nothing."""
+        lengths = self._manifest.num_speculative_tokens
+        if len(lengths) == 1 or self._ask.num_speculative_tokens == 0:
+            return "disabled"
+        if self._ask.max_tokens - before <= 1:
+            return "length"
+        root = len(self._ask.prompt_ids) + before - 1
+        if self._manifest.model.max_model_len - 1 - root < lengths[1]:
+            return "context"
+        return "no_draft"  # the drafter had no guess, or the controller found none to pay
