@@ -69,10 +69,10 @@ def open_gguf(path: Path) -> GgufFile:
     Raises ModelError: SPECC-E0254 for a damaged or truncated file, E0255 for one part of a split file, E0256 for a
     tensor type that is not read.
     """
-    from gguf import GGUFReader
+    from specc.ir.importers.gguf_reader import QuickReader
 
     try:
-        reader = GGUFReader(path)
+        reader = QuickReader(path)
         fields = {n: f.contents() for n, f in reader.fields.items() if n not in _VOCABULARY}
         tensors = {t.name: t for t in reader.tensors}
     except OSError as error:

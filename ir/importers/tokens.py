@@ -80,11 +80,12 @@ def of_gguf(file: GgufFile) -> TokenizerFiles:
     if "tokenizer.ggml.model" not in file.meta.fields:
         return TokenizerFiles()
     try:
-        from transformers import AutoTokenizer
+        # AutoTokenizer would read the file twice more, to find by its configuration the class that this is.
+        from transformers import PreTrainedTokenizerFast
 
         with quiet("transformers"):
-            tokenizer: Any = AutoTokenizer.from_pretrained(
-                str(file.path.parent), gguf_file=file.path.name, trust_remote_code=False
+            tokenizer: Any = PreTrainedTokenizerFast.from_pretrained(
+                str(file.path.parent), gguf_file=file.path.name
             )
         text = tokenizer.backend_tokenizer.to_str()
         if file.meta.fields["tokenizer.ggml.model"] == "gpt2":

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from specc.errors import ModelError
 from specc.ir.evaluate import evaluate
 from specc.ir.importers.gguf import open_gguf
+from specc.ir.importers.gguf_reader import QuickReader
 from specc.ir.importers.source import load_model
 from specc.ir.program import SpeculativeProgram
 
@@ -227,6 +228,27 @@ def test_weights_are_read_when_asked_for(tmp_path: Path) -> None:
     first, second = (weights["model.embed_tokens.weight"].load() for _ in range(2))
     assert first.data_ptr() != second.data_ptr()
     assert torch.equal(first, model.model.embed_tokens.weight)
+
+
+def test_reader_agrees_with_the_library(tmp_path: Path) -> None:
+    """Arrays are read in one piece here, element by element there; what follows them must be found all the same."""
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
+    writer.add_array("strings", ["a", "", "naïve", "x" * 300])
+    writer.add_array("numbers", [1, 2, 70000])
+    writer.add_array("floats", [0.5, -1.0])
+    writer.add_array("truths", [True, False])
+    writer.add_string("last", "here")
+    writer.add_tensor("t", np.arange(6, dtype=np.float32).reshape(2, 3))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    quick, library = QuickReader(tmp_path / "m.gguf"), gguf.GGUFReader(tmp_path / "m.gguf")
+    assert list(quick.fields) == list(library.fields)
+    for name, field in library.fields.items():
+        assert quick.fields[name].types == field.types
+        assert quick.fields[name].contents() == ([] if name == "strings" else field.contents())
+    assert np.array_equal(quick.tensors[0].data, library.tensors[0].data)
 
 
 def broken(path: Path, case: str) -> None:
