@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import shutil
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
@@ -18,6 +16,7 @@ from specc.backends.inductor import leaves
 from specc.backends.inductor.phases import pack_weights, unpacked
 from specc.backends.inductor.toolchain import Toolchain
 from specc.backends.plan import plan_of
+from specc.cache import Pieces
 from specc.errors import BackendError
 from specc.ir import Function, Role, SpeculativeProgram
 from specc.ir.printer import function_lines
@@ -45,27 +44,29 @@ class InductorBackend:
                 "SPECC-E0406", "the inductor backend needs the torch whose code its runtime knows",
                 expected=f"torch {TORCH}.x", found=torch.__version__, cure=f"pip install torch=={TORCH}.0",
             )  # fmt: skip
-        cache = cache_folder()
         if slow := unpacked(program):
             shown = ", ".join(slow[:3]) + (", ..." if len(slow) > 3 else "")
             progress.note(f"slow products: {len(slow)} matrices cannot be packed ({shown})")
         packed = pack_weights(program)
         used = [f for f in packed.functions.values() if f.role is Role.LEAF]
-        chain = Toolchain(device.isa, cache / "objects")
-        generated = []
-        with progress.phase(f"generate code for {len(used)} leaves"):
-            for number, function in enumerate(used):
-                source = _source(function, device.isa, cache / "leaves")
-                _refuse_missing(function, source)
-                generated.append(chain.leaf(source, f"leaf{number}"))
-        with progress.phase(f"compile for {device.isa}"):
-            table = chain.table([f.name for f in used])
-            model = chain.compile([*generated, table, *chain.kernels()])
-            engine = chain.compile(chain.engine())
+        chain = Toolchain(device.isa)
+        with chain.at_work() as start:
+            # What needs no Inductor is compiled while Inductor, on one core, writes the leaves.
+            with progress.phase(f"generate code for {len(used)} leaves"):
+                model = start([chain.table([f.name for f in used]), *chain.kernels()])
+                engine = start(chain.engine())
+                for number, function in enumerate(used):
+                    source = _source(function, device.isa)
+                    _refuse_missing(function, source)
+                    model += start([chain.leaf(source, f"leaf{number}")])
+            with progress.phase(f"compile for {device.isa}"):
+                model_objects, engine_objects = (
+                    [f.result() for f in part] for part in (model, engine)
+                )
         (into / "lib").mkdir(exist_ok=True)
         (into / "include").mkdir(exist_ok=True)
-        chain.link(model, into / "model.so", exports="specc_model_entry")
-        chain.link(engine, into / "lib/libspecc.so", exports="specc_*")
+        chain.link(model_objects, into / "model.so", exports="specc_model_entry")
+        chain.link(engine_objects, into / "lib/libspecc.so", exports="specc_*")
         shutil.copy(sources.INCLUDE / "specc.h", into / "include/specc.h")
         called = {
             name: plan_of(packed, f)
@@ -78,25 +79,11 @@ class InductorBackend:
         )  # fmt: skip
 
 
-def cache_folder() -> Path:
-    """Where compiled pieces are kept: SPECC_CACHE_DIR, or specc in the user's cache folder."""
-    chosen = os.environ.get("SPECC_CACHE_DIR")
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(chosen) if chosen else Path(base) / "specc"
-
-
-def _source(function: Function, isa: str, cache: Path) -> str:
+def _source(function: Function, isa: str) -> str:
     """Generated C++ of `function`, from the cache if this text was compiled before."""
-    path = cache / f"{_identity(function, isa)}.cpp"
-    if path.exists():
-        return path.read_text()
-    source = leaves.generate(function, isa)
-    cache.mkdir(parents=True, exist_ok=True)
-    # A file of its own for each writer, in the same folder so that replacing is atomic.
-    with tempfile.NamedTemporaryFile("w", dir=cache, suffix=".part", delete=False) as temporary:
-        temporary.write(source)
-    Path(temporary.name).replace(path)
-    return source
+    pieces = Pieces("leaves")
+    name = f"{_identity(function, isa)}.cpp"
+    return pieces.get(name, lambda p: p.write_text(leaves.generate(function, isa))).read_text()
 
 
 def _identity(function: Function, isa: str) -> str:

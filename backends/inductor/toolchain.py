@@ -10,8 +10,9 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from importlib.metadata import version
@@ -19,6 +20,7 @@ from pathlib import Path
 
 import torch
 
+from specc.cache import Pieces
 from specc.errors import BackendError
 from specc.runtime import sources
 
@@ -53,11 +55,10 @@ class Object:
 
 
 class Toolchain:
-    """Compiles for one instruction set into a cache folder. Safe to use from several processes."""
+    """Compiles for one instruction set, through the cache. Safe to use from several processes."""
 
-    def __init__(self, isa: str, cache: Path) -> None:
+    def __init__(self, isa: str) -> None:
         self.isa = isa
-        self.cache = cache
         found = shutil.which(os.environ.get("CXX", "g++"))
         if found is None:
             raise BackendError(
@@ -66,22 +67,8 @@ class Toolchain:
             )  # fmt: skip
         self.compiler = found
         self._running: set[subprocess.Popen[str]] = set()
-        try:
-            cache.mkdir(parents=True, exist_ok=True)
-            tempfile.TemporaryFile(dir=cache).close()
-        except OSError as error:
-            raise BackendError(
-                "SPECC-E0407", "the compile cache cannot be written", where=str(cache),
-                found=error.strerror or str(error), cure="set SPECC_CACHE_DIR to a folder you may write",
-            ) from error  # fmt: skip
-
-    @cached_property
-    def version(self) -> str:
-        """First line of `g++ --version`."""
-        result = subprocess.run(
-            [self.compiler, "--version"], capture_output=True, text=True, check=False
-        )
-        return result.stdout.splitlines()[0] if result.stdout else "unknown"
+        self._objects = Pieces("objects")
+        self.version = _version(found)
 
     @cached_property
     def march(self) -> str:
@@ -129,19 +116,23 @@ class Toolchain:
             for p in files
         ]
 
-    def compile(self, objects: Sequence[Object]) -> list[Path]:
-        """Compile what the cache does not have, on every core. When interrupted, no compiler runs on."""
-        workers = max(1, len(os.sched_getaffinity(0)))
-        with ThreadPoolExecutor(workers) as pool:
-            futures = [pool.submit(self._compile, o) for o in objects]
-            try:
-                return [f.result() for f in futures]
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                for process in list(self._running):
-                    with contextlib.suppress(ProcessLookupError):
-                        os.killpg(process.pid, signal.SIGKILL)
-                raise
+    @contextmanager
+    def at_work(self) -> Iterator[Callable[[Sequence[Object]], list[Future[Path]]]]:
+        """Within this context, a function that compiles what the cache does not have, on every core.
+
+        It returns at once. When the context ends by an exception, no compiler runs on.
+        """
+        pool = ThreadPoolExecutor(max(1, len(os.sched_getaffinity(0))))
+        try:
+            yield lambda objects: [pool.submit(self._compile, o) for o in objects]
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in list(self._running):
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+            raise
+        finally:
+            pool.shutdown()
 
     def link(self, objects: Sequence[Path], into: Path, *, exports: str) -> None:
         """A shared library that exports the names matching `exports` alone and needs libstdc++ and libc only."""
@@ -168,16 +159,15 @@ class Toolchain:
             ]
         )
         key = hashlib.sha256(identity.encode()).hexdigest()[:32]
-        path = self.cache / f"{item.name}-{key}.o"
-        if not path.exists():
-            with tempfile.TemporaryDirectory(dir=self.cache) as folder:
-                # A relative name: the code keeps __FILE__, and where it was built is nobody's business.
-                source, target = f"{item.name}.cpp", Path(folder) / path.name
-                (Path(folder) / source).write_text(item.source)
-                command = [self.compiler, "-c", *flags, "-o", str(target), source]
-                self._run(command, item.name, Path(folder))
-                target.replace(path)
-        return path
+
+        def make(path: Path) -> None:
+            # A relative name: the code keeps __FILE__, and where it was built is nobody's business.
+            source = f"{item.name}.cpp"
+            (path.parent / source).write_text(item.source)
+            command = [self.compiler, "-c", *flags, "-o", str(path), source]
+            self._run(command, item.name, path.parent)
+
+        return self._objects.get(f"{item.name}-{key}.o", make)
 
     def _run(self, command: list[str], what: str, folder: Path | None = None) -> None:
         """Run the compiler in `folder`, in a process group of its own."""
@@ -197,6 +187,23 @@ class Toolchain:
                 found="; ".join(lines[:5]) or told[-400:],
                 cure="run `specc doctor`, and report it with this text",
             )  # fmt: skip
+
+
+def _version(compiler: str) -> str:
+    """First line of `g++ --version`. Raises BackendError (SPECC-E0403) for what is no compiler."""
+    try:
+        result = subprocess.run(
+            [compiler, "--version"], capture_output=True, text=True, check=False
+        )
+        lines, told = result.stdout.splitlines(), f"exit code {result.returncode}"
+    except OSError as error:
+        lines, told = [], str(error)
+    if not lines or result.returncode:
+        raise BackendError(
+            "SPECC-E0403", "the C++ compiler does not answer to --version", where=compiler,
+            expected="g++ 11 or newer", found=told, cure="unset CXX, or set it to a C++ compiler",
+        )  # fmt: skip
+    return lines[0]
 
 
 @lru_cache

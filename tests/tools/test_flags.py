@@ -14,7 +14,7 @@ from specc.commands import compile_
 from specc.errors import UsageError
 from specc.request import AUTO, METHODS, CompileRequest, check_request
 
-NOT_OF_THE_REQUEST = {"json"}
+NOT_OF_THE_REQUEST = {"json", "no_cache"}
 DEFAULTS: dict[str, Any] = {
     name: parameter.default
     for name, parameter in inspect.signature(compile_.main).parameters.items()

@@ -141,24 +141,3 @@ def test_bisect_names_a_broken_pass(
     error = json.loads(out)["error"]
     assert error["code"] == "SPECC-E0339"
     assert "after plan-state" in error["what"]
-
-
-def test_cache(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    from specc.backends.inductor.lower import cache_folder as written_to
-    from specc.commands.cache_ import cache_folder
-
-    for variable in ("SPECC_CACHE_DIR", "XDG_CACHE_HOME"):
-        monkeypatch.setenv(variable, str(tmp_path / variable))
-        assert cache_folder() == written_to()
-        monkeypatch.delenv(variable)
-    monkeypatch.setenv("SPECC_CACHE_DIR", str(tmp_path))
-    (tmp_path / "objects").mkdir()
-    (tmp_path / "objects/a.o").write_bytes(b"123")
-    (tmp_path / "mine").write_bytes(b"123")
-    assert cli.main(["cache", "--json"]) == 0
-    payload = json.loads(capsys.readouterr().out)
-    assert payload["parts"]["objects"] == {"files": 1, "bytes": 3}
-    assert cli.main(["cache", "clear"]) == 0
-    assert [p.name for p in tmp_path.iterdir()] == ["mine"]

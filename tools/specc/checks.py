@@ -17,7 +17,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from specc.commands.cache_ import cache_folder
+from specc import cache
 from specc.errors import ModelError
 from specc.progress import human_bytes
 
@@ -140,7 +140,7 @@ def _memory() -> Check:
 
 
 def _disk() -> Check:
-    folder = cache_folder()
+    folder = cache.folder()
     free = _free_disk(folder)
     text = f"{folder}, {human_bytes(free)} free"
     nearest = next(p for p in (folder, *folder.parents) if p.exists())

