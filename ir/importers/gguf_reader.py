@@ -22,15 +22,16 @@ class QuickReader(GGUFReader):
     ) -> tuple[int, list[Any], list[int], list[GGUFValueType]]:
         if raw_type != GGUFValueType.ARRAY or self.byte_order != "I":
             return super()._get_field_parts(orig_offs, raw_type)
-        element, count = struct.unpack_from("<IQ", self.data, orig_offs)
+        data: Any = self.data
+        element, count = struct.unpack_from("<IQ", data, orig_offs)
         kind, begin = GGUFValueType(element), orig_offs + 12
         if kind is GGUFValueType.STRING:
-            end = _after_strings(memoryview(self.data), begin, count)
+            end = _after_strings(memoryview(data), begin, count)
             return end - orig_offs, [], [], [GGUFValueType.ARRAY, kind]
         dtype = self.gguf_scalar_to_np.get(kind)
         if dtype is None:
             return super()._get_field_parts(orig_offs, raw_type)
-        values = np.frombuffer(self.data, dtype, count, begin)
+        values = np.frombuffer(data, dtype, count, begin)
         return 12 + values.nbytes, [values], [0], [GGUFValueType.ARRAY, kind]
 
 

@@ -49,7 +49,7 @@ def limit() -> int:
             "SPECC-E0103", "SPECC_CACHE_LIMIT is no size", expected="a size such as 500M or 20G",
             found=text, cure="correct it, or unset it",
         )  # fmt: skip
-    return int(found[1]) * 1000 ** " kMGT".index(found[2] or " ")
+    return int(found[1]) * int(1000 ** " kMGT".index(found[2] or " "))
 
 
 @contextmanager

@@ -52,11 +52,11 @@ def main(
     rows = [(p, f"{s['entries']}", human_bytes(s["bytes"])) for p, s in sizes.items()]
     print(output.table([("", "entries", "size"), *rows]))
     if artifacts:
-        rows = [
+        lines = [
             (a["name"], a["method"], human_bytes(a["bytes"]), f"{a['idle_s'] / 3600:.1f} h")
             for a in artifacts
         ]
-        print(output.table([("artifact", "method", "size", "last used"), *rows]))
+        print(output.table([("artifact", "method", "size", "last used"), *lines]))
     if action != "ls":
         print(f"{human_bytes(gone)} deleted")
     return output.EXIT_OK
