@@ -1,6 +1,7 @@
 """Drafter checkpoints of every public format -> one contract (`spec.py`) and its tensors."""
 
 from specc.ir.importers.drafters.load import load_drafter
+from specc.ir.importers.drafters.native import load_native
 from specc.ir.importers.drafters.spec import (
     Attention,
     Block,
@@ -40,4 +41,5 @@ __all__ = [
     "Rope",
     "Target",
     "load_drafter",
+    "load_native",
 ]

@@ -54,6 +54,10 @@ class Tensors:
         """All of them, taken or not."""
         return list(self._entries)
 
+    def only(self, wanted: Callable[[str], bool]) -> Tensors:
+        """Those whose names are wanted."""
+        return Tensors(self.where, {n: e for n, e in self._entries.items() if wanted(n)})
+
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of a tensor. Raises ModelError (SPECC-E0274) if it is missing."""
         if name not in self._entries:
@@ -147,6 +151,12 @@ def open_tensors(folder: Path) -> Tensors:
                 where=str(folder), expected="*.safetensors",
                 cure=CONVERT.replace("FILE", found[0].name),
             )  # fmt: skip
+    if (folder / "mask_embedding.pt").exists():
+        raise ModelError(
+            "SPECC-E0271", "mask_embedding.pt is a pickle, and the embedding of the mask token is only there",
+            where=str(folder), expected="a row of the embedding for mask_token_id",
+            cure="use another drafter; specc does not read this one",
+        )  # fmt: skip
     entries: dict[str, Entry] = {}
     for path in weight_files(folder):
         try:
@@ -281,6 +291,3 @@ def read_config(folder: Path) -> Config:
         raise quantised(f"{path}: quantization_config",
                         str(how.get("quant_method", "unknown")) if isinstance(how, dict) else str(how))  # fmt: skip
     return Config(values, str(path))
-
-
-Take = Callable[[str, Iterable[int]], Weight]

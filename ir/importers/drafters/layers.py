@@ -9,7 +9,7 @@ from specc.ir.importers.drafters.files import Config, Tensors
 from specc.ir.importers.drafters.spec import Attention, Layer, Mlp, Ownership
 from specc.ir.importers.drafters.target import Target
 from specc.ir.types import TensorType
-from specc.ir.weights import Weight
+from specc.ir.weights import Weight, content_hash
 
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "relu")
 
@@ -23,11 +23,27 @@ class Parts:
     target: Target
     weights: dict[str, Weight] = field(default_factory=dict)
     conventions: dict[str, str] = field(default_factory=dict)
+    unit_offset: bool = False
+    """Norms multiply by 1 + weight, which is made into the weight."""
 
     def take(self, source: str, shape: list[int], name: str = "") -> Weight:
         """Collect a tensor under `name`, or under the name it has."""
         weight = self.tensors.take(source, shape)
         self.weights[name or source] = weight
+        return weight
+
+    def take_norm(self, source: str, size: int, name: str) -> None:
+        """Collect the weight of a norm of `size` channels."""
+        weight = self.take(source, [size], name)
+        if self.unit_offset:
+            self.weights[name] = weight.derive("1+", weight.type, lambda t: 1.0 + t)
+
+    def take_rows(self, source: str, shape: list[int], name: str) -> Weight:
+        """The same for a table with a row for each id, which may be padded at its end."""
+        found = list(self.tensors.shape(source))
+        padded = found[1:] == shape[1:] and found[0] > shape[0] and found[0] % 64 == 0
+        stored = self.tensors.take(source, found if padded else shape)
+        self.weights[name] = weight = _rows(stored, shape) if padded else stored
         return weight
 
 
@@ -65,15 +81,14 @@ def attention_sizes(config: Config, hidden: int) -> tuple[int, int, int]:
 
 def read_attention(
     parts: Parts, source: str, name: str, hidden: int, input_size: int, *,
-    window: int = 0, causal: bool = True, gated: bool = False,
+    window: int = 0, causal: bool = True, gated: bool = False, window_at_anchor: bool = False,
 ) -> Attention:  # fmt: skip
-    """Take `SOURCE.{q,k,v,o}_proj` and what norms, biases and sinks there are beside them."""
+    """Take `SOURCE.{q,k,v,o}_proj` and what norms and biases there are beside them."""
     config, tensors = parts.config, parts.tensors
     heads, kv_heads, dim = attention_sizes(config, hidden)
     bias = config.flag("attention_bias") or f"{source}.q_proj.bias" in tensors
     output_bias = f"{source}.o_proj.bias" in tensors
     qk_norm = f"{source}.q_norm.weight" in tensors
-    sinks = f"{source}.sinks" in tensors
     for which, rows in (
         ("q", heads * dim * (2 if gated else 1)),
         ("k", kv_heads * dim),
@@ -88,13 +103,11 @@ def read_attention(
     if output_bias:
         parts.take(f"{source}.o_proj.bias", [hidden], f"{name}.o_proj.bias")
     if qk_norm:
-        parts.take(f"{source}.q_norm.weight", [dim], f"{name}.q_norm.weight")
-        parts.take(f"{source}.k_norm.weight", [dim], f"{name}.k_norm.weight")
-    if sinks:
-        parts.take(f"{source}.sinks", [heads], f"{name}.sinks")
+        parts.take_norm(f"{source}.q_norm.weight", dim, f"{name}.q_norm.weight")
+        parts.take_norm(f"{source}.k_norm.weight", dim, f"{name}.k_norm.weight")
     return Attention(
-        heads, kv_heads, dim, input_size, bias, output_bias, qk_norm, window, causal, gated, sinks
-    )
+        heads, kv_heads, dim, input_size, bias, output_bias, qk_norm, window, window_at_anchor, causal, gated
+    )  # fmt: skip
 
 
 def read_mlp(parts: Parts, source: str, name: str, hidden: int, size: int) -> Mlp:
@@ -112,6 +125,7 @@ def read_mlp(parts: Parts, source: str, name: str, hidden: int, size: int) -> Ml
 def read_layer(
     parts: Parts, source: str, index: int, hidden: int, *, input_norm: bool = True, paired: bool = False,
     norm_before_residual: bool = False, window: int | None = None, causal: bool = True,
+    window_at_anchor: bool = False,
 ) -> Layer:  # fmt: skip
     """Take a whole layer from `SOURCE.*`. `paired`: it reads an embedding beside a feature (EAGLE-3's first)."""
     name = f"layers.{index}"
@@ -119,10 +133,11 @@ def read_layer(
     norms += ["input_layernorm"] if input_norm else []
     norms += ["hidden_norm"] if paired else []
     for norm in norms:
-        parts.take(f"{source}.{norm}.weight", [hidden], f"{name}.{norm}.weight")
+        parts.take_norm(f"{source}.{norm}.weight", hidden, f"{name}.{norm}.weight")
     attention = read_attention(
         parts, f"{source}.self_attn", f"{name}.self_attn", hidden, hidden * (2 if paired else 1),
         window=window_of(parts.config, index) if window is None else window, causal=causal,
+        window_at_anchor=window_at_anchor,
     )  # fmt: skip
     mlp = read_mlp(
         parts, f"{source}.mlp", f"{name}.mlp", hidden, parts.config.integer("intermediate_size")
@@ -149,15 +164,11 @@ def read_head(
 
 def _shared(parts: Parts, source: str, name: str, shape: list[int], theirs: Weight) -> Ownership:
     if source in parts.tensors:
-        found = list(parts.tensors.shape(source))
-        # Tables may be padded, the checkpoint's as well as the target's.
-        padded = found[1:] == shape[1:] and found[0] > shape[0] and found[0] % 64 == 0
-        own = parts.tensors.take(source, found if padded else shape)
-        if own.type == theirs.type and own.key == theirs.key:
-            parts.weights[name] = theirs
-            return Ownership.SAME
-        parts.weights[name] = _rows(own, shape) if padded else own
-        return Ownership.OWN
+        own = parts.take_rows(source, shape, name)
+        if own.type != theirs.type or content_hash(own.load()) != content_hash(theirs.load()):
+            return Ownership.OWN
+        parts.weights[name] = theirs
+        return Ownership.SAME
     rows, width = (int(d) for d in theirs.type.shape)
     if width != shape[1] or rows < shape[0]:
         raise ModelError(

@@ -8,11 +8,12 @@ from pathlib import Path
 
 from specc.errors import ModelError
 from specc.ir.importers.drafters import (
-    deepspec_eagle3,
+    deepspec,
     medusa,
     safeailab,
     specforge,
     speculators,
+    zlab,
 )
 from specc.ir.importers.drafters.files import Config, hash_files, open_tensors, read_config
 from specc.ir.importers.drafters.layers import Parts
@@ -33,12 +34,18 @@ _NONE_OF_OURS = {
 _ARCHITECTURES: dict[str, Reader] = {
     "LlamaForCausalLMEagle3": specforge.read,
     "PEagleDraftModel": specforge.read,
-    "Qwen3Eagle3Model": deepspec_eagle3.read,
+    "Qwen3Eagle3Model": deepspec.read_eagle,
+    "Qwen3DSparkModel": deepspec.read_dspark,
+    "DFlashDraftModel": zlab.read_dflash,
+    "DSparkDraftModel": zlab.read_dspark,
 }
 
 _SPECULATORS: dict[str, Reader] = {
     "eagle3": lambda parts: speculators.read_eagle(parts, "eagle3"),
     "peagle": lambda parts: speculators.read_eagle(parts, "peagle"),
+    "dflash": lambda parts: speculators.read_block_drafter(parts, "dflash"),
+    "dspark": lambda parts: speculators.read_block_drafter(parts, "dspark"),
+    "mtp": speculators.read_mtp_drafter,
 }
 
 
@@ -48,6 +55,12 @@ def load_drafter(folder: Path, target: Target, method: str | None = None) -> Dra
     Raises ModelError: SPECC-E0202, E0207 and E0271 for files that cannot be read, E0272 of another method or format,
     E0273 for another target, E0274 to E0276 for tensors, E0277 quantised, E0278 keys of config.json, E0279 vocabulary.
     """
+    if folder.suffix == ".gguf":
+        raise ModelError(
+            "SPECC-E0272", "a draft head in a GGUF is not read: what its conventions are is in llama.cpp's code alone",
+            where=str(folder), expected="the folder with config.json and safetensors that it was converted from",
+            cure="pass that folder with --drafter",
+        )  # fmt: skip
     config = read_config(folder)
     parts = Parts(config, open_tensors(folder), target)
     reader = _reader(parts)

@@ -20,7 +20,8 @@ def rope(config: Config, head_dim: int, *, interleaved: bool = False) -> tuple[R
 
     Keys: `rope_parameters` (which wins: a class default may stand beside it), or `rope_theta` and `rope_scaling`.
     Where no key names a base it is 10000, transformers' default, and never the target's: SafeAILab's files leave it
-    out and were trained with that. Raises ModelError (SPECC-E0278).
+    out and were trained with that. Sections of axes (mrope) make no difference in text, whose axes agree.
+    Raises ModelError (SPECC-E0278).
     """
     parameters: dict[str, Any] = {
         "rope_theta": config.get("rope_theta", 10000.0), "rope_type": "default",
@@ -28,7 +29,7 @@ def rope(config: Config, head_dim: int, *, interleaved: bool = False) -> tuple[R
     }  # fmt: skip
     kind = str(parameters.get("type", parameters["rope_type"]) if parameters["rope_type"] == "default"
                else parameters["rope_type"])  # fmt: skip
-    if kind not in _KINDS or "mrope_section" in parameters:
+    if kind not in _KINDS:
         raise ModelError(
             "SPECC-E0278", f"the drafter's rope ({kind}) is not supported", where=config.where,
             expected=" or ".join(_KINDS), found=kind, cure=_CURE,

@@ -8,10 +8,12 @@ hidden state *after the final norm* (what feeds the head). Weights have these na
     fc.weight [H, inputs], fc.bias [H]  norm.weight [H]              rope.inv_freq [rotated / 2]
     input_norm.weight [A * Ht]          fc_norm.{tap}.weight [Ht]    hidden_norm.weight [H], after fc
     token_norm.weight [H]               feature_norm.weight [Ht]     before fc, where it takes tokens and features
-    mask_hidden [A * Ht]                mask_embedding [H]
+    mask_hidden [A * Ht]
     layers.{i}.{input_layernorm,hidden_norm,post_attention_layernorm}.weight
-    layers.{i}.self_attn.{q,k,v,o}_proj.{weight,bias}, .{q,k}_norm.weight, .sinks
-    layers.{i}.mlp.{gate,up,down}_proj.weight, or of experts .mlp.{gate, experts.{e}, shared_expert, ...}
+    layers.{i}.self_attn.{q,k,v,o}_proj.{weight,bias}, .{q,k}_norm.weight
+    layers.{i}.self_attn.{q_a_proj,q_b_proj,kv_a_proj_with_mqa,kv_b_proj,...}: latent attention
+    layers.{i}.mlp.{gate,up,down}_proj.weight, or of experts .mlp.gate.{weight,correction},
+        .mlp.experts.{e}.*_proj.weight, .mlp.shared_expert.*_proj.weight, .mlp.shared_gate.weight
     markov_head.{markov_w1,markov_w2,gate_proj,joint_proj}.*, confidence_head.proj.*
     heads.{i}.blocks.{b}.{weight [H, H],bias [H]}, heads.{i}.lm_head.weight [V, H]
 
@@ -88,7 +90,8 @@ class Rope:
 class Attention:
     """Grouped-query attention of one layer; scores are scaled by head_dim ** -0.5.
 
-    `input_size` is the width that q, k and v read. `window`: keys up to window - 1 positions back (0: all).
+    `input_size` is the width that q, k and v read. `window` (0: none): keys less than that many positions back, or,
+    `window_at_anchor`, for all rows of a block the context from `window` positions before its first row on.
     `causal` is within a block: a block drafter's rows may see later rows of their block. `gated`: q_proj gives
     [heads, 2 * head_dim], query and gate of each head, and the sigmoid of the gate multiplies its output.
     """
@@ -101,9 +104,9 @@ class Attention:
     output_bias: bool = False
     qk_norm: bool = False
     window: int = 0
+    window_at_anchor: bool = False
     causal: bool = True
     gated: bool = False
-    sinks: bool = False
 
 
 @dataclass(frozen=True)
@@ -121,6 +124,8 @@ class LatentAttention:
     value_dim: int
     scale: float
     bias: bool = False
+    norm_eps: float = 1e-6
+    """Of the two norms inside, which have an epsilon of their own."""
 
 
 @dataclass(frozen=True)
@@ -193,13 +198,12 @@ class Block:
 
     `anchor_first`: row k gives the token after row k's own position, `size` drafts (DeepSpec); otherwise row k fills in
     the token at its own position and row 0 gives nothing, `size` - 1 drafts (z-lab). `mask_token_id` is embedded for
-    unknown tokens, or `mask_embedding` is, where it is a tensor of its own. A P-EAGLE masks features too.
+    unknown tokens. A P-EAGLE, whose rows are the last pair and then masks, masks features too (`mask_hidden`).
     """
 
     size: int
     anchor_first: bool
     mask_token_id: int
-    mask_embedding: bool = False
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,12 @@
 
 from __future__ import annotations
 
+from specc.ir.importers.drafters.block import BlockConventions, anchor_flag, read_block
 from specc.ir.importers.drafters.eagle import Eagle3Conventions, eagle3_taps, read_eagle3
 from specc.ir.importers.drafters.files import Config
 from specc.ir.importers.drafters.layers import Parts
+from specc.ir.importers.drafters.mtp import MtpNames, read_mtp
+from specc.ir.importers.drafters.native import UNIT_OFFSET
 from specc.ir.importers.drafters.spec import DrafterCheckpoint, Recycle
 
 _WRAPPER = (
@@ -74,3 +77,65 @@ def read_eagle(parts: Parts, kind: str) -> DrafterCheckpoint:
         mask_token_id=config.integer("mask_token_id", least=0) if parallel else None,
     )  # fmt: skip
     return read_eagle3(parts, said)
+
+
+def read_block_drafter(parts: Parts, kind: str) -> DrafterCheckpoint:
+    """`dflash` and `dspark`. Taps are hidden-state indices as they stand.
+
+    Before `sample_from_anchor` was a key, a DSpark's rows filled in their own tokens; that its block then gives one
+    token less than it has rows tells the two apart.
+    """
+    tokens = speculative_tokens(parts.config, kind)
+    config = parts.config = merged(parts.config)
+    ids = config.integers("aux_hidden_state_layer_ids")
+    size = config.integer("block_size", 8)
+    said = anchor_flag(config)
+    if said is None and kind == "dspark":
+        if tokens not in (size, size - 1):
+            raise config.bad(
+                "sample_from_anchor", "true if row 0 of a block gives a draft, false if not",
+                cure="add it to config.json; the checkpoint's card tells, or its acceptance with either",
+            )  # fmt: skip
+        said = tokens == size
+    parts.conventions["taps of"] = "aux_hidden_state_layer_ids, hidden states"
+    conventions = BlockConventions(
+        f"speculators {kind}", ids or eagle3_taps(parts.target.num_layers), size,
+        config.integer("mask_token_id", least=0), bool(said), _heads(config, kind),
+        # Its trainer makes a window's layers causal within the block, and measures the window from the block's start.
+        causal=False if config.flag("sliding_window_non_causal") else None, window_at_anchor=True,
+        speculative_tokens=tokens,
+    )  # fmt: skip
+    return read_block(parts, conventions)
+
+
+def _heads(config: Config, kind: str) -> Config:
+    """The keys of the heads with the defaults of their kind."""
+    names = (
+        "markov_rank",
+        "markov_head_type",
+        "enable_confidence_head",
+        "confidence_head_with_markov",
+    )
+    if kind == "dflash":
+        return Config({}, config.where)
+    defaults = dict(zip(names, (256, "vanilla", True, True), strict=True))
+    return Config({n: config.get(n, defaults[n]) for n in names}, config.where)
+
+
+def read_mtp_drafter(parts: Parts) -> DrafterCheckpoint:
+    """`mtp`: a layer taken out of its verifier, under names of its own. fc reads [embedding; hidden state]."""
+    tokens = speculative_tokens(parts.config, "mtp")
+    parts.config.only("num_nextn_predict_layers", 1)
+    config = parts.config = merged(parts.config)
+    kind = config.get("model_type")
+    config.skip(
+        *config.values
+    )  # the verifier's own configuration, most of which is not about this layer
+    parts.unit_offset = kind in UNIT_OFFSET
+    layer = "mtp_layers.0"
+    names = MtpNames(
+        "speculators mtp", layer, f"{layer}.token_layernorm", f"{layer}.hidden_layernorm", f"{layer}.input_proj",
+        f"{layer}.final_layernorm", "embed_tokens.weight", "lm_head.weight", gated=kind in UNIT_OFFSET,
+        speculative_tokens=tokens,
+    )  # fmt: skip
+    return read_mtp(parts, names)

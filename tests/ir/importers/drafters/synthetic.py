@@ -25,8 +25,10 @@ LAYERS = 8
 
 
 def target(kind: str = "llama", **values: Any) -> PreTrainedModel:
-    """A tiny model whose layers can be tapped."""
-    return tiny(kind, **{"num_hidden_layers": LAYERS, **values})
+    """A tiny model whose layers can be tapped, with an embedding that shows in every hidden state."""
+    model = tiny(kind, **{"num_hidden_layers": LAYERS, **values})
+    model.get_input_embeddings().weight.data *= 8
+    return model
 
 
 class Maker:
@@ -218,7 +220,9 @@ def deepspec_eagle3(folder: Path, model: PreTrainedModel, taps: list[int], **key
     return write(folder, {**config, **keys}, tensors)
 
 
-def _speculators(kind: str, layers: dict[str, Any], tokens: int, **own: Any) -> dict[str, Any]:
+def speculators_config(
+    kind: str, layers: dict[str, Any], tokens: int, **own: Any
+) -> dict[str, Any]:
     classes = {"eagle3": "Eagle3Speculator", "peagle": "PEagleSpeculator", "dflash": "DFlashSpeculator",
                "dspark": "DSparkSpeculator", "mtp": "MTPDraftModel"}  # fmt: skip
     return {
@@ -261,7 +265,7 @@ def speculators_eagle3(
         "norm_before_fc": False, "fc_norm": False, "norm_output": False, "embed_requires_grad": False,
         "eagle_aux_hidden_state_layer_ids": taps,
     }  # fmt: skip
-    return write(folder, _speculators("eagle3", layers, 3, **{**own, **keys}), tensors)
+    return write(folder, speculators_config("eagle3", layers, 3, **{**own, **keys}), tensors)
 
 
 def speculators_peagle(
@@ -275,7 +279,7 @@ def speculators_peagle(
         "draft_vocab_size": drafts, "mask_token_id": m.vocab - 1, "embed_requires_grad": True,
         "norm_before_residual": True,
     }  # fmt: skip
-    return write(folder, _speculators("peagle", inner, 6, **{**own, **keys}), tensors)
+    return write(folder, speculators_config("peagle", inner, 6, **{**own, **keys}), tensors)
 
 
 def medusa(
@@ -296,3 +300,124 @@ def medusa(
         "transformers_version": "4.31.0",
     }  # fmt: skip
     return write(folder, {**config, **keys}, tensors)
+
+
+def _block(m: Maker, taps: int, layers: int) -> Tensors:
+    made: Tensors = {}
+    for i in range(layers):
+        made |= m.layer(f"layers.{i}", qk_norm=True)
+    return {
+        **made, "fc.weight": m.make(m.hidden, taps * m.hidden), "hidden_norm.weight": m.norm(m.hidden),
+        "norm.weight": m.norm(m.hidden),
+    }  # fmt: skip
+
+
+def _heads(
+    m: Maker, markov: str, drafts: int, *, rank: int = 6, confidence: bool = True, prefix: str = ""
+) -> Tensors:
+    made = {
+        "markov_head.markov_w1.weight": m.make(m.vocab, rank, scale=1.0),
+        "markov_head.markov_w2.weight": m.make(drafts, rank, scale=1.0),
+    }
+    if markov == "gated":
+        made |= {
+            "markov_head.gate_proj.weight": m.make(rank, m.hidden + rank), "markov_head.gate_proj.bias": m.make(rank),
+        }  # fmt: skip
+    if markov == "rnn":
+        made |= {
+            "markov_head.joint_proj.weight": m.make(3 * rank, 2 * rank + m.hidden),
+            "markov_head.joint_proj.bias": m.make(3 * rank),
+        }
+    if confidence:
+        made |= {
+            "confidence_head.proj.weight": m.make(1, m.hidden + rank), "confidence_head.proj.bias": m.make(1),
+        }  # fmt: skip
+    return {prefix + n: t for n, t in made.items()}
+
+
+def zlab_dflash(
+    folder: Path, model: PreTrainedModel, *, taps: list[int] | None = None, layers: int = 2,
+    section: dict[str, Any] | None = None, **keys: Any,
+) -> Path:  # fmt: skip
+    """z-lab's DFlash: neither embedding nor head; block_size on top, the rest in dflash_config."""
+    m = Maker(model)
+    inner: dict[str, Any] = {"mask_token_id": m.vocab - 1, **(section or {})}
+    if taps:
+        inner["target_layer_ids"] = taps
+    config = m.sizes(
+        architectures=["DFlashDraftModel"], model_type="qwen3", head_dim=m.dim, num_hidden_layers=layers,
+        num_target_layers=m.layers, layer_types=["full_attention"] * layers, block_size=5, rope_theta=1e6,
+        rope_scaling=None, attention_bias=False, sliding_window=None, use_sliding_window=False,
+        auto_map={"AutoModel": "dflash.DFlashDraftModel"}, dflash_config=inner,
+    )  # fmt: skip
+    return write(folder, {**config, **keys}, _block(m, len(taps or range(layers)), layers))
+
+
+def specforge_dspark(
+    folder: Path, model: PreTrainedModel, taps: list[int], *, markov: str = "vanilla", prefix: str = "",
+    section: dict[str, Any] | None = None, **keys: Any,
+) -> Path:  # fmt: skip
+    """SpecForge's DSpark: a DFlash without embedding and head, with Markov and confidence heads."""
+    m = Maker(model)
+    inner = {
+        "mask_token_id": m.vocab - 1, "target_layer_ids": taps, "projector_type": "dspark", "attention_mode": "gqa",
+        "markov_rank": 6, "markov_head_type": markov, "enable_confidence_head": True,
+        "confidence_head_alpha": 1.0, "confidence_head_with_markov": True, **(section or {}),
+    }  # fmt: skip
+    config = m.sizes(
+        architectures=["DSparkDraftModel"], model_type="qwen3", head_dim=m.dim, num_hidden_layers=2,
+        num_target_layers=m.layers, layer_types=["full_attention"] * 2, block_size=5, rope_theta=1e6,
+        dflash_config=inner,
+    )  # fmt: skip
+    return write(
+        folder,
+        {**config, **keys},
+        {**_block(m, len(taps), 2), **_heads(m, markov, m.vocab, prefix=prefix)},
+    )
+
+
+def deepspec_dspark(
+    folder: Path, model: PreTrainedModel, taps: list[int], *, markov: str = "vanilla", **keys: Any
+) -> Path:
+    """DeepSpec's DSpark, or with markov "" its DFlash: own copies of embedding and head, keys at the top."""
+    m = Maker(model)
+    tensors = {
+        **_block(m, len(taps), 2),
+        "embed_tokens.weight": m.embedding(),
+        "lm_head.weight": m.head(),
+    }
+    config = m.sizes(
+        architectures=["Qwen3DSparkModel"], model_type="qwen3", head_dim=m.dim, num_hidden_layers=2,
+        num_target_layers=m.layers, layer_types=["full_attention"] * 2, block_size=5, rope_theta=1e6,
+        attention_bias=False, target_layer_ids=taps, mask_token_id=m.vocab - 1, num_anchors=512,
+        enable_confidence_head=bool(markov), markov_rank=6 if markov else 0,
+    )  # fmt: skip
+    if markov:
+        config |= {"markov_head_type": markov, "confidence_head_with_markov": True}
+        tensors |= _heads(m, markov, m.vocab)
+    return write(folder, {**config, **keys}, tensors)
+
+
+def speculators_block(
+    folder: Path, model: PreTrainedModel, taps: list[int], kind: str = "dflash", *, drafts: int = 40,
+    markov: str = "vanilla", tokens: int = 4, window: int = 0, **keys: Any,
+) -> Path:  # fmt: skip
+    """speculators' DFlash or DSpark: an own head over a reduced vocabulary; W1 by target ids, W2 by draft ids."""
+    m = Maker(model)
+    tensors = {
+        **_block(m, len(taps), 2), "embed_tokens.weight": m.embedding(), "lm_head.weight": m.make(drafts, m.hidden),
+        **m.vocabulary(drafts),
+    }  # fmt: skip
+    layers = m.sizes(model_type="qwen3", head_dim=m.dim, num_hidden_layers=2, rope_theta=1e6)
+    if window:
+        layers |= {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": window,
+                   "use_sliding_window": True}  # fmt: skip
+    own: dict[str, Any] = {
+        "draft_vocab_size": drafts, "block_size": 5, "target_hidden_size": None,
+        "aux_hidden_state_layer_ids": taps, "mask_token_id": m.vocab - 1, "sliding_window_non_causal": False,
+    }  # fmt: skip
+    if kind == "dspark":
+        own |= {"markov_rank": 6, "markov_head_type": markov, "enable_confidence_head": True,
+                "confidence_head_with_markov": True}  # fmt: skip
+        tensors |= _heads(m, markov, drafts)
+    return write(folder, speculators_config(kind, layers, tokens, **{**own, **keys}), tensors)
