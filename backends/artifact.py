@@ -68,6 +68,7 @@ def write_artifact(
             "hidden_size": program.model.hidden_size,
             "num_layers": program.model.num_layers,
             "max_model_len": program.max_model_len,
+            "max_num_seqs": program.max_num_seqs,
             "prefill_chunk": program.prefill_chunk,
             "eos_token_ids": list(program.model.eos_token_ids),
             "bos_token_id": program.model.bos_token_id,

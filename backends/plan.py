@@ -83,10 +83,12 @@ def _value(value: Value) -> dict[str, Any]:
 
 BUILT_INS: dict[Any, tuple[str, int]] = {
     ops.positions.default: ("specc.positions", 1),
+    ops.rows.default: ("specc.rows", 2),
     ops.row.default: ("specc.row", 2),
     ops.argmax.default: ("specc.argmax", 1),
     ops.accept.default: ("specc.accept", 5),
     ops.cache_copy.default: ("specc.cache_copy", 2),
+    ops.cache_move.default: ("specc.cache_move", 3),
     torch.ops.aten.cat.default: ("specc.cat", 1),
 }
 """Operation -> entry of the runtime, and how many of its arguments are values (the rest are attributes)."""

@@ -1,8 +1,10 @@
 """The specc dialect: the few operations that ATen lacks, each fake and eager.
 
-Shapes: T rows, Hq/Hkv query/key-value heads, D head width, S positions, V vocabulary, K drafts.
-All positions are absolute. Reference implementations are plain and slow on purpose:
-backends are tested against them.
+Shapes: T rows, Hq/Hkv query/key-value heads, D head width, R rows of a cache, V vocabulary, K drafts.
+A row of a call has a `position` in its text, from 0 on, and a `row` of the caches, where its keys and
+values lie. A text lies in consecutive cache rows from its first on, so several texts share a cache of
+slots * S rows. Reference implementations are plain and slow on purpose: backends are tested against
+them.
 """
 
 from __future__ import annotations
@@ -85,40 +87,77 @@ def _masked_by(x: Tensor, mask: Tensor) -> Tensor:
     return x.clone()
 
 
-@operation(
-    "cache_write(Tensor(a!) cache, Tensor rows, Tensor positions) -> ()", lambda c, r, p: None
-)
-def _cache_write(cache: Tensor, rows: Tensor, positions: Tensor) -> None:
-    """Set cache [Hkv, S, D] at `positions` [T] to rows [T, Hkv, D]."""
-    cache.index_copy_(1, positions, rows.transpose(0, 1).contiguous())
+@operation("cache_write(Tensor(a!) cache, Tensor x, Tensor rows) -> ()", lambda c, x, r: None)
+def _cache_write(cache: Tensor, x: Tensor, rows: Tensor) -> None:
+    """Set `rows` [T] of cache [Hkv, R, D] to x [T, Hkv, D], rounded to nearest even in its dtype."""
+    cache.index_copy_(1, rows, x.transpose(0, 1).to(cache.dtype).contiguous())
+
+
+@operation("cache_move(Tensor(a!) cache, Tensor source, Tensor target) -> ()", lambda c, s, t: None)
+def _cache_move(cache: Tensor, source: Tensor, target: Tensor) -> None:
+    """Rows target[i] of cache [Hkv, R, D] := rows source[i] as they were before, i in [0, N).
+
+    Commits the path of a token tree: its rows move together. A row with source[i] == target[i] stays;
+    otherwise targets differ from each other.
+    """
+    cache.index_copy_(1, target, cache.index_select(1, source))
+
+
+def seen_rows(positions: Tensor, rows: Tensor, parents: Tensor | None) -> list[list[int]]:
+    """The cache rows that each row of a call sees, in the order of its sums.
+
+    A root (all are, without `parents`) sees its text up to itself: cache rows row - position to row.
+    Another row sees what parents[t], an earlier row of the call, sees, and then itself: so its list is
+    as long, and its sums run in the same order, as if its ancestors stood in consecutive cache rows.
+    """
+    seen: list[list[int]] = []
+    above = [-1] * len(rows) if parents is None else parents.tolist()
+    for t, (position, row, parent) in enumerate(
+        zip(positions.tolist(), rows.tolist(), above, strict=True)
+    ):
+        if not 0 <= position <= row or not -1 <= parent < t:
+            raise ValueError(f"row {t}: position {position}, cache row {row}, parent {parent}")
+        seen.append([*range(row - position, row + 1)] if parent < 0 else [*seen[parent], row])
+    return seen
 
 
 @operation(
-    "cached_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor positions, float scale, "
-    "int window, float softcap, Tensor? sinks) -> Tensor",
-    lambda q, k, v, positions, scale, window, softcap, sinks: q.new_empty(
+    "cached_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor positions, Tensor rows, "
+    "Tensor? parents, float scale, int window, float softcap, Tensor? sinks) -> Tensor",
+    lambda q, k, v, positions, rows, parents, scale, window, softcap, sinks: q.new_empty(
         q.shape[0], q.shape[1], v.shape[2]
     ),
 )
 def _cached_attention(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, positions: Tensor, scale: float, window: int,
-    softcap: float, sinks: Tensor | None,
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, positions: Tensor, rows: Tensor,
+    parents: Tensor | None, scale: float, window: int, softcap: float, sinks: Tensor | None,
 ) -> Tensor:  # fmt: skip
-    """Row t of q [T, Hq, D] sees rows up to positions[t] of caches [Hkv, S, D] -> [T, Hq, Dv]."""
-    rows = [
-        _attend(row, k_cache[:, :end], v_cache[:, :end], sinks, scale, window, softcap)
-        for row, end in zip(q, (positions + 1).tolist(), strict=True)
-    ]
-    return torch.stack(rows)
+    """Row t of q [T, Hq, D] sees `seen_rows`[t] of caches [Hkv, R, D] -> [T, Hq, Dv].
+
+    With a window only the last `window` of them. `positions` only says how many rows there are: a
+    block whose rows all see one another passes position and cache row of its last for each. Caches of
+    half precision are widened first.
+    """
+    attended = []
+    for row, seen in zip(q, seen_rows(positions, rows, parents), strict=True):
+        k, v = (cache[:, seen].to(q.dtype) for cache in (k_cache, v_cache))
+        attended.append(_attend(row, k, v, sinks, scale, window, softcap))
+    return torch.stack(attended)
 
 
 @operation(
     "positions(Tensor start, int count, int offset) -> Tensor",
-    lambda start, count, offset: start.new_empty(count),
+    lambda start, count, offset: start.new_empty(start.shape[0] * count),
 )
 def _positions(start: Tensor, count: int, offset: int) -> Tensor:
-    """From start [1]: [count] positions start + offset, ...; negatives become 0."""
-    return (start + offset + torch.arange(count)).clamp_min(0)
+    """From start [B]: `count` positions start + offset, ... for each; negatives become 0."""
+    return (start[:, None] + offset + torch.arange(count)).clamp_min(0).reshape(-1)
+
+
+@operation("rows(Tensor positions, Tensor first) -> Tensor", lambda p, f: torch.empty_like(p))
+def _rows(positions: Tensor, first: Tensor) -> Tensor:
+    """Cache rows [T] of positions [T] in texts that begin at rows first [B], T / B rows of each."""
+    return (positions.reshape(first.shape[0], -1) + first[:, None]).reshape(-1)
 
 
 @operation("row(Tensor x, Tensor index) -> Tensor", lambda x, index: x.new_empty(1, *x.shape[1:]))

@@ -18,11 +18,21 @@ State = MutableMapping[str, torch.Tensor]
 
 def fresh_state(program: SpeculativeProgram, positions: int | None = None) -> State:
     """Zero-filled buffers. `positions` gives S where plan-state has not fixed it."""
-    length = positions or program.max_model_len
+    length = positions or program.max_model_len * program.max_num_seqs
     return {
         name: torch.zeros(buffer.type.at(S=length), dtype=DTYPES[buffer.type.dtype])
         for name, buffer in program.state.items()
     }
+
+
+def text_inputs(
+    program: SpeculativeProgram, function: str, tokens: torch.Tensor, positions: torch.Tensor,
+    first_row: int = 0,
+) -> list[torch.Tensor]:  # fmt: skip
+    """What a target, prefill, verify or draft takes for tokens of the text at cache row `first_row`."""
+    known = {"tokens": tokens, "positions": positions, "rows": positions + first_row}
+    inputs = program.functions[function].inputs
+    return [known[node.name] for node in inputs if node.name in known]
 
 
 def evaluate(

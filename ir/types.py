@@ -20,7 +20,7 @@ DTYPES: dict[str, torch.dtype] = {
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 Dim = int | str
-"""A number, `"T"` (rows of this call) or `"S"` (positions a state buffer holds)."""
+"""A number, `"T"` (rows of this call) or `"S"` (rows a cache holds)."""
 
 
 def dtype_name(dtype: torch.dtype) -> str:

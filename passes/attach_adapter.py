@@ -33,7 +33,7 @@ class AttachAdapter(Pass):
     """For each depth D add a draft of the last D layers behind an adapter.
 
     Before: target: x[L-D] = <L-D layers>(embed(token)); logits = head(<D layers>(x[L-D]))
-    After:  draft_dD(tokens[1], positions[1], hidden[1, H]) -> (logits[1, V], hidden[1, H]):
+    After:  draft_dD(tokens[1], positions[1], rows[1], hidden[1, H]) -> (logits[1, V], hidden[1, H]):
             h = adapter(embed(token), hidden); logits = head(<D layers>(h)); h is the next hidden
 
     `hidden` is the state that entered layer L-D at the position before (a tap for the first step).

@@ -23,8 +23,8 @@ class AttachDraftModel(Pass):
     """Take another outlined program in: its leaves, weights and caches, under names of their own.
 
     Before: target, prefill (of the target)
-    After:  the same; draft_first(tokens[2], positions[2]) and
-            draft(tokens[1], positions[1]) -> logits[1, V]; prefill fills both models' caches
+    After:  the same; draft_first(tokens[2], positions[2], rows[2]) and
+            draft(tokens[1], positions[1], rows[1]) -> logits[1, V]; prefill fills both models' caches
 
     A round begins with two rows, the last committed token and the root: after a block that was
     accepted whole, the drafter has not seen its last token yet. Writing a row twice writes the same

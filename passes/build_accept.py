@@ -19,7 +19,7 @@ ONE = TensorType("i64", (1,))
 class BuildAccept(Pass):
     """Add the decision on a block of K drafts, for each K.
 
-    Before: verify_K(tokens[K+1], positions[K+1]) -> logits[K+1, V]
+    Before: verify_K(tokens[K+1], positions[K+1], rows[K+1]) -> logits[K+1, V]
     After:  the same, and accept_K(tokens[K+1], logits[K+1, V], length, temperature, seed)
             -> (tokens[K+1], accepted)
 

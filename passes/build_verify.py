@@ -17,8 +17,9 @@ from specc.passes.replay import parts_of, replay, token_inputs
 class BuildVerify(Pass):
     """Specialise the target to K+1 rows: the root and K drafts.
 
-    Before: target(tokens[T], positions[T]) -> logits[T, V]
-    After:  verify_K(tokens[K+1], positions[K+1]) -> logits[K+1, V], for each K; K = 0 decodes
+    Before: target(tokens[T], positions[T], rows[T]) -> logits[T, V]
+    After:  verify_K(tokens[K+1], positions[K+1], rows[K+1]) -> logits[K+1, V], for each K;
+            K = 0 decodes
 
     All call the same leaves as prefill: the same machine code on another number of rows, which is
     why decoding and verifying agree bit for bit. `target` is dropped; its drafter pieces stay.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -10,8 +11,9 @@ from torch import fx
 
 from specc.ir import Role, Round, SpeculativeProgram, TensorType
 from specc.ir.dialect import ops
-from specc.ir.graphs import Builder, type_of
+from specc.ir.graphs import Builder
 from specc.ir.program import Function
+from specc.ir.round_inputs import round_inputs
 from specc.passes.base import Pass, PassResult, need, promise
 
 aten = torch.ops.aten
@@ -23,10 +25,12 @@ class FuseRound(Pass):
     """Add round_K for each K, or round_K_dD for each K > 0 and depth D of the drafter.
 
     Before: draft, verify_K and accept_K, each called by the host
-    After:  the same, and round_K(root, length, temperature, seed, ...) -> (tokens[K+1], accepted)
+    After:  the same, and round_K(root, length, first_row, temperature, seed, ...)
+            -> (tokens[K+1], accepted)
 
         1. draft: K tokens, from the drafter's functions, or an input where it is on the host
-        2. verify_K on root and drafts at positions length .. length + K
+        2. verify_K on root and drafts at positions length .. length + K, in the cache rows of this
+           text, which begin at first_row
         3. accept_K
 
     `previous`, where a round takes it, is the token before the root; at length 0 there is none, and it
@@ -67,10 +71,11 @@ class _Round:
     def __init__(self, program: SpeculativeProgram, k: int, depth: int) -> None:
         self.program, self.k, self.depth = program, k, depth
         self.builder = Builder()
-        self.root = self.builder.input("root", ONE)
-        self.length = self.builder.input("length", ONE)
-        self.temperature = self.builder.input("temperature", TensorType("f64", (1,)))
-        self.seed = self.builder.input("seed", ONE)
+        self.root = self._input("root")
+        self.length = self._input("length")
+        self.first_row = self._input("first_row")
+        self.temperature = self._input("temperature")
+        self.seed = self._input("seed")
 
     def function(self) -> Function:
         k, builder = self.k, self.builder
@@ -79,9 +84,8 @@ class _Round:
         tokens = self.root
         if drafts:
             tokens = builder.op(aten.cat.default, [self.root, *drafts], type_=block)
-        positions = self._positions(k + 1, 0) if k else self.length
         functions = self.program.functions
-        (logits,) = builder.call(functions[f"verify_{k}"], [tokens, positions])
+        (logits,) = builder.call(functions[f"verify_{k}"], [tokens, *self._place(k + 1, 0)])
         arguments = [tokens, logits, self.length, self.temperature, self.seed]
         results = builder.call(functions[f"accept_{k}"], arguments)
         name = f"round_{k}_d{self.depth}" if self.depth else f"round_{k}"
@@ -90,37 +94,38 @@ class _Round:
     def _drafts(self) -> list[fx.Node]:
         """K tokens, or one value of K tokens."""
         if self.program.contract.host:
-            return [self._input("drafts", TensorType("i64", (self.k,)))]
+            return [self._input("drafts")]
         if self.depth:
             return self._adaptive()
         previous = None
         if "draft_first" in self.program.functions:
-            previous = self._input("previous", ONE)
+            previous = self._input("previous")
         drafts: list[fx.Node] = []
         token = self.root
         for step in range(self.k):
-            at = self._positions(1, step)
             if step == 0 and previous is not None:
                 pair = TensorType("i64", (2,))
-                rows = self.builder.op(aten.cat.default, [previous, token], type_=pair)
-                logits = self._call("draft_first", rows, self._positions(2, -1))[0]
+                tokens = self.builder.op(aten.cat.default, [previous, token], type_=pair)
+                logits = self._call("draft_first", tokens, *self._place(2, -1))[0]
+                at = self.length
             else:
-                logits = self._call("draft", token, at)[0]
+                at, row = self._place(1, step)
+                logits = self._call("draft", token, at, row)[0]
             token = self._choose(token, logits, at)
             drafts.append(token)
         return drafts
 
     def _adaptive(self) -> list[fx.Node]:
         tap = f"tap.{self.program.model.num_layers - self.depth}"
-        row = self._input("tap_row", ONE)
+        tap_row = self._input("tap_row")
         state = self.builder.state(tap, self.program.state[tap].type)
         width = TensorType("f32", (1, self.program.model.hidden_size))
-        hidden = self.builder.op(ops.row.default, state, row, type_=width)
+        hidden = self.builder.op(ops.row.default, state, tap_row, type_=width)
         drafts: list[fx.Node] = []
         token = self.root
         for step in range(self.k):
-            at = self._positions(1, step)
-            logits, hidden = self._call(f"draft_d{self.depth}", token, at, hidden)
+            at, row = self._place(1, step)
+            logits, hidden = self._call(f"draft_d{self.depth}", token, at, row, hidden)
             token = self._choose(token, logits, at)
             drafts.append(token)
         return drafts
@@ -134,15 +139,17 @@ class _Round:
         arguments = (token, logits, at, self.temperature, self.seed, vocabulary)
         return self.builder.ops(ops.accept.default, *arguments, types=(ONE, ONE))[0]
 
-    def _positions(self, count: int, offset: int) -> fx.Node:
+    def _place(self, count: int, offset: int) -> tuple[fx.Node, fx.Node]:
+        """Positions length + offset, ... and their cache rows."""
         type_ = TensorType("i64", (count,))
-        return self.builder.op(ops.positions.default, self.length, count, offset, type_=type_)
+        at = self.length
+        if (count, offset) != (1, 0):
+            at = self.builder.op(ops.positions.default, at, count, offset, type_=type_)
+        return at, self.builder.op(ops.rows.default, at, self.first_row, type_=type_)
 
-    def _input(self, name: str, type_: TensorType) -> fx.Node:
-        """An input added late: placeholders stay in front."""
-        last = [n for n in self.builder.graph.nodes if n.op == "placeholder"][-1]
-        with self.builder.graph.inserting_after(last):
-            node = self.builder.graph.placeholder(name)
-        node.meta["type"] = type_
-        assert type_of(node) == type_
-        return node
+    def _input(self, name: str) -> fx.Node:
+        """An input of the engine's; added late, it still stands in front."""
+        graph = self.builder.graph
+        placeholders = [n for n in graph.nodes if n.op == "placeholder"]
+        with graph.inserting_after(placeholders[-1]) if placeholders else nullcontext():
+            return self.builder.input(name, round_inputs(self.k)[name])

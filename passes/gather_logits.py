@@ -17,8 +17,8 @@ from specc.passes.replay import parts_of, replay, token_inputs
 class GatherLogits(Pass):
     """Give the target an entry for the prompt that fills state and computes no logits.
 
-    Before: target(tokens[T], positions[T]) -> logits
-    After:  the same, and prefill(tokens[T], positions[T]) -> ()
+    Before: target(tokens[T], positions[T], rows[T]) -> logits
+    After:  the same, and prefill(tokens[T], positions[T], rows[T]) -> ()
 
     The last prompt token is not prefilled: it is the first round's root, so the first new token
     comes from the same rows, and the same bits, as all others.

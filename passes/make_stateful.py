@@ -21,12 +21,14 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class MakeStateful(Pass):
-    """Keys and values are written to state at their positions, then attended to there.
+    """Keys and values are written to state, at rows that the caller chooses, then attended to there.
 
-    Before: o = attention(q, k, v)                     q [1, Hq, T, D], k, v [1, Hkv, T, D]
-    After:  cache_write($k.0, k', positions)           k', v' [T, Hkv, D]
-            cache_write($v.0, v', positions)
-            o = cached_attention(q', $k.0, $v.0, positions)
+    Before: target(tokens, positions)
+            o = attention(q, k, v)                     q [1, Hq, T, D], k, v [1, Hkv, T, D]
+    After:  target(tokens, positions, rows)
+            cache_write($k.0, k', rows)                k', v' [T, Hkv, D]
+            cache_write($v.0, v', rows)
+            o = cached_attention(q', $k.0, $v.0, positions, rows)
 
     Attentions on the same keys and values (layers that share them) share one cache. Rows beyond the
     committed length may hold anything: position p's row is read only by queries at p or later.
@@ -50,14 +52,17 @@ class MakeStateful(Pass):
             return PassResult(program, modified=False)
         graph, _ = copy_graph(target.graph)
         positions = next(n for n in graph.nodes if n.name == "positions")
+        with graph.inserting_after(positions):
+            rows = graph.placeholder("rows")
+        rows.meta["type"] = positions.meta["type"]
         state: list[StateBuffer] = []
         caches: dict[tuple[fx.Node, fx.Node], list[fx.Node]] = {}
         for number, node in enumerate(_attentions(graph)):
             k, v = node.args[1:3]
             if (k, v) not in caches:
-                buffers, caches[k, v] = self._cache(graph, node, positions, number)  # type: ignore[index]
+                buffers, caches[k, v] = self._cache(graph, node, rows, number)  # type: ignore[index]
                 state += buffers
-            _rewrite(graph, node, caches[k, v], positions)  # type: ignore[index]
+            _rewrite(graph, node, caches[k, v], positions, rows)  # type: ignore[index]
         infer_types(graph)
         function = Function("target", Role.TARGET, graph, target.outputs)
         return PassResult(program.replacing(function).with_state(*state), modified=True)
@@ -68,34 +73,37 @@ class MakeStateful(Pass):
         )
 
     def _cache(
-        self, graph: fx.Graph, node: fx.Node, positions: fx.Node, number: int
+        self, graph: fx.Graph, node: fx.Node, rows: fx.Node, number: int
     ) -> tuple[list[StateBuffer], list[fx.Node]]:
         """Write keys and values of the attention `node` to state: buffers, references to them."""
         buffers, caches = [], []
-        for letter, rows in zip(("k", "v"), node.args[1:3], strict=True):
-            assert isinstance(rows, fx.Node)
-            _, heads, _, width = type_of(rows).shape
+        for letter, x in zip(("k", "v"), node.args[1:3], strict=True):
+            assert isinstance(x, fx.Node)
+            _, heads, _, width = type_of(x).shape
             buffer = StateBuffer(
                 f"{self.owner}.{letter}.{number}",
-                TensorType(type_of(rows).dtype, (heads, "S", width)),
+                TensorType(type_of(x).dtype, (heads, "S", width)),
                 StateKind.KV_CACHE, self.owner,
             )  # fmt: skip
             with graph.inserting_before(node):
                 cache = graph.create_node("get_attr", STATE + buffer.name)
                 cache.meta["type"] = buffer.type
-                by_row = _rows_first(graph, rows)
-                graph.call_function(ops.cache_write.default, (cache, by_row, positions))
+                by_row = _rows_first(graph, x)
+                graph.call_function(ops.cache_write.default, (cache, by_row, rows))
             buffers.append(buffer)
             caches.append(cache)
         return buffers, caches
 
 
-def _rewrite(graph: fx.Graph, node: fx.Node, caches: list[fx.Node], positions: fx.Node) -> None:
+def _rewrite(
+    graph: fx.Graph, node: fx.Node, caches: list[fx.Node], positions: fx.Node, rows: fx.Node
+) -> None:
     """Put attention over `caches` in place of the attention `node`."""
     q, _, _, sinks, scale, window, softcap, _layer = node.args
     assert isinstance(q, fx.Node)
     with graph.inserting_before(node):
-        arguments = (_rows_first(graph, q), *caches, positions, scale, window, softcap, sinks)
+        where = (positions, rows, None)
+        arguments = (_rows_first(graph, q), *caches, *where, scale, window, softcap, sinks)
         attended = graph.call_function(ops.cached_attention.default, arguments)
         attended.meta["origin"] = node.meta.get("origin", "")
         result = graph.call_function(aten.unsqueeze.default, (attended, 0))

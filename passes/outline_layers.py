@@ -24,8 +24,8 @@ class OutlineLayers(Pass):
 
     Before: x0 = embedding(...); x1 = <layer 0>(x0); x2 = <layer 1>(x1); logits = <norm, head>(x2)
     After:  x0, cos, sin = call embed(tokens, positions, @embed, ...)
-            x1 = call layer.0(x0, cos, sin, positions, $k.0, $v.0, @w0...)
-            x2 = call layer.0(x1, cos, sin, positions, $k.1, $v.1, @w1...)
+            x1 = call layer.0(x0, cos, sin, rows, positions, $k.0, $v.0, @w0...)
+            x2 = call layer.0(x1, cos, sin, rows, positions, $k.1, $v.1, @w1...)
             logits = call head(x2, @norm, @head)
 
     What flows between layers is [T, H]. Layers are told apart by their operations and constants (a

@@ -27,13 +27,15 @@ class PlanState(Pass):
     Before: state $target.k.0: f32[3, S, 64] (target kv_cache)
     After:  state $target.k.0: f32[3, 2048, 64] (target kv_cache, zone target)
 
-    Zones: `target` and `drafter` hold caches, `taps` hidden states. A verify of K drafts writes K
-    rows beyond the committed length; the engine never lets them pass S, so S rows are enough.
+    A cache holds `max_num_seqs` texts one after the other: text s has the rows from s * 2048 on.
+    Zones: `target` and `drafter` hold caches, `taps` hidden states. A verify of K drafts writes K rows
+    beyond the committed length; the engine never lets them pass S, so S rows are enough.
     """
 
     name: ClassVar[str] = "plan-state"
 
     max_model_len: int = 2048
+    max_num_seqs: int = 1
 
     def requires(self, program: SpeculativeProgram) -> None:
         limit = program.model.max_position
@@ -44,7 +46,13 @@ class PlanState(Pass):
                 expected=f"2 to {limit}, what the model was trained for",
                 cure="choose another --max-model-len",
             )
+        if self.max_num_seqs < 1:
+            raise PassError(
+                "SPECC-E0353", f"caches for {self.max_num_seqs} texts cannot be planned",
+                expected="1 or more", cure="correct --max-num-seqs",
+            )  # fmt: skip
         positions = program.max_model_len or self.max_model_len
+        held = positions * (program.max_num_seqs or self.max_num_seqs)
         longest = max(program.prefill_chunk, program.contract.num_speculative_tokens[-1] + 1)
         if "prefill" in program.functions:
             _enough("rows of a prefill", program.prefill_chunk, 1, "--prefill-chunk")
@@ -54,16 +62,17 @@ class PlanState(Pass):
             if buffer.kind is StateKind.HIDDEN_STATES:
                 rows = int(buffer.type.shape[0])
                 _enough(f"rows of ${buffer.name}", rows, longest, "--prefill-chunk")
-            elif buffer.type.shape[1] not in ("S", positions):
+            elif buffer.type.shape[1] not in ("S", held):
                 raise PassError(
                     "SPECC-E0335", f"${buffer.name} holds another number of positions",
-                    expected=f"S, or {positions}", found=str(buffer.type),
+                    expected=f"S, or {held}", found=str(buffer.type),
                     cure="plan target and drafter together",
                 )  # fmt: skip
 
     def call(self, program: SpeculativeProgram) -> PassResult:
         if program.max_model_len:
             same("max_model_len", program.max_model_len, self.max_model_len)
+            same("max_num_seqs", program.max_num_seqs, self.max_num_seqs)
             return PassResult(program, modified=False)
         state = {name: self._planned(buffer) for name, buffer in program.state.items()}
         functions = {}
@@ -76,8 +85,9 @@ class PlanState(Pass):
                 node.meta["type"] = self._sized(node.meta["type"])
             functions[name] = Function(name, function.role, graph, function.outputs)
         rewritten = replace(
-            program, state=state, functions=functions, max_model_len=self.max_model_len
-        )
+            program, state=state, functions=functions, max_model_len=self.max_model_len,
+            max_num_seqs=self.max_num_seqs,
+        )  # fmt: skip
         return PassResult(rewritten, modified=True)
 
     def ensures(self, program: SpeculativeProgram) -> None:
@@ -87,7 +97,8 @@ class PlanState(Pass):
         for buffer in program.state.values():
             if buffer.kind is StateKind.KV_CACHE:
                 held = buffer.type.shape[1]
-                promise(held == program.max_model_len, f"${buffer.name} holds {held} positions")
+                wanted = program.max_model_len * program.max_num_seqs
+                promise(held == wanted, f"${buffer.name} holds {held} positions")
 
     def _planned(self, buffer: StateBuffer) -> StateBuffer:
         zone = (
@@ -98,6 +109,5 @@ class PlanState(Pass):
         return replace(buffer, type=self._sized(buffer.type), zone=zone)
 
     def _sized(self, type_: TensorType) -> TensorType:
-        return TensorType(
-            type_.dtype, tuple(self.max_model_len if d == "S" else d for d in type_.shape)
-        )
+        held = self.max_model_len * self.max_num_seqs
+        return TensorType(type_.dtype, tuple(held if d == "S" else d for d in type_.shape))

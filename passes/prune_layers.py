@@ -21,7 +21,7 @@ class PruneLayers(Pass):
     After:  the same, and draft: x1 = layer 0(x0); x3 = layer 2(x1)
 
     Nothing is copied: draft calls the target's leaves with the target's weights. It writes its rows
-    to the target's cache at positions that verify rewrites before reading them, so no draft row
+    to the target's cache at rows that verify rewrites before reading them, so no draft row
     outlives its round.
     """
 

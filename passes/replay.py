@@ -40,7 +40,7 @@ def replay(
 ) -> fx.Node | None:  # fmt: skip
     """Append the body of `function` to `builder`; returns its logits, or None without the head.
 
-    `inputs`: values for `tokens` and `positions`. `rows`: T as a number, or None to keep it open.
+    `inputs`: values for `tokens`, `positions` and `rows`. `rows`: T as a number, or None to keep it open.
     `layers`: those that run; a layer left out passes its input on. `stream` makes what enters the
     first layer from the embedding's output [rows, H]. `head_row`: i64[1], the only row whose logits
     are computed.
@@ -130,6 +130,6 @@ def mark(result: fx.Node, part: str, layer: int) -> None:
 
 
 def token_inputs(builder: Builder, rows: int | str) -> dict[str, fx.Node]:
-    """Inputs `tokens` and `positions`, i64[rows] each."""
+    """Inputs `tokens`, `positions` and (cache) `rows`, i64[rows] each."""
     type_ = TensorType("i64", (rows,))
-    return {name: builder.input(name, type_) for name in ("tokens", "positions")}
+    return {name: builder.input(name, type_) for name in ("tokens", "positions", "rows")}

@@ -44,7 +44,10 @@ class Device:
 
 @dataclass(frozen=True)
 class Model:
-    """Facts about the target that a caller needs. `add_bos`: prompts begin with `bos_token_id`."""
+    """Facts about the target that a caller needs. `add_bos`: prompts begin with `bos_token_id`.
+
+    Caches hold `max_num_seqs` texts of up to `max_model_len` tokens, one after the other.
+    """
 
     vocab_size: int
     max_model_len: int
@@ -52,6 +55,7 @@ class Model:
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None
     add_bos: bool
+    max_num_seqs: int = 1
 
 
 @dataclass(frozen=True)
@@ -277,7 +281,7 @@ def _device(at: Field) -> Device:
 
 def _model(at: Field) -> Model:
     vocab_size = at["vocab_size"].integer(1, _MOST_TOKENS)
-    bos = at.get("bos_token_id")
+    bos, texts = at.get("bos_token_id"), at.get("max_num_seqs")
     return Model(
         vocab_size=vocab_size,
         max_model_len=at["max_model_len"].integer(1, _MOST_TOKENS),
@@ -285,6 +289,7 @@ def _model(at: Field) -> Model:
         eos_token_ids=at["eos_token_ids"].integers(0, vocab_size - 1),
         bos_token_id=None if bos.value is None else bos.integer(0, vocab_size - 1),
         add_bos=at.get("add_bos").boolean(default=False),
+        max_num_seqs=1 if texts.value is None else texts.integer(1, 1 << 16),
     )
 
 

@@ -10,9 +10,9 @@ _SHIMS = {
     "linear": "H x, H w, H* bias, int64_t n, const char* encoding, H* result",
     "embedding": "H tokens, H w, int64_t n, int64_t k, const char* encoding, H* result",
     # Inductor passes a place for a result even to an operation that has none.
-    "cache_write": "H cache, H rows, H positions, H* none",
-    "cached_attention": "H q, H k_cache, H v_cache, H positions, double scale, int64_t window, double softcap, "
-    "H* sinks, H* result",
+    "cache_write": "H cache, H x, H rows, H* none",
+    "cached_attention": "H q, H k_cache, H v_cache, H positions, H rows, H* parents, double scale, "
+    "int64_t window, double softcap, H* sinks, H* result",
 }
 """C arguments of each shim; H stands for AtenTensorHandle, optional tensors are pointers."""
 

@@ -115,8 +115,8 @@ class ReferenceArtifact:
         chunk, row = self.manifest.model.prefill_chunk, 0
         for start in range(0, len(tokens), chunk):
             part = torch.tensor(tokens[start : start + chunk])
-            positions = torch.arange(start, start + len(part))
-            self.run("prefill", {"tokens": part, "positions": positions}, state)
+            at = torch.arange(start, start + len(part))
+            self.run("prefill", {"tokens": part, "positions": at, "rows": at}, state)
             row = len(part) - 1
         return row
 
@@ -129,6 +129,7 @@ class ReferenceArtifact:
             "root": torch.tensor([tokens[-1]]),
             "previous": torch.tensor([tokens[max(length - 1, 0)]]),
             "length": torch.tensor([length]),
+            "first_row": torch.tensor([0]),
             "tap_row": torch.tensor([row]),
             "temperature": torch.tensor([temperature], dtype=torch.float64),
             "seed": torch.tensor([seed]),

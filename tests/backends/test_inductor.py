@@ -93,10 +93,11 @@ def test_logits_have_the_same_bits_in_any_block(tiny_artifact: Path) -> None:
     with Artifact.load(tiny_artifact) as engine, engine.session() as wide, engine.session() as one:
         for session in (wide, one):
             session.append(PROMPT[:1])
-        block = wide.run("verify_4", {"tokens": PROMPT[1:6], "positions": [1, 2, 3, 4, 5]})
+        at = [1, 2, 3, 4, 5]
+        block = wide.run("verify_4", {"tokens": PROMPT[1:6], "positions": at, "rows": at})
         for row in range(5):
-            tokens, positions = [PROMPT[1 + row]], [1 + row]
-            alone = bytes(one.run("verify_0", {"tokens": tokens, "positions": positions}))
+            tokens, at = [PROMPT[1 + row]], [1 + row]
+            alone = bytes(one.run("verify_0", {"tokens": tokens, "positions": at, "rows": at}))
             assert alone == bytes(block)[row * len(alone) : (row + 1) * len(alone)]
 
 
@@ -110,7 +111,8 @@ def test_fusing_linears_leaves_every_bit(
     for path in (apart, tiny_artifact):
         with Artifact.load(path) as engine, engine.session() as session:
             session.append(PROMPT[:5])
-            inputs = {"tokens": PROMPT[4:9], "positions": [4, 5, 6, 7, 8]}
+            at = [4, 5, 6, 7, 8]
+            inputs = {"tokens": PROMPT[4:9], "positions": at, "rows": at}
             logits.append(bytes(session.run("verify_4", inputs)))
         weights = WeightStore.open(path / "weights.safetensors")
         calls.append(sum("#" in name for name in weights))

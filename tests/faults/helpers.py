@@ -99,10 +99,8 @@ def acceptance(session: Session) -> tuple[object, ...]:
 def logits_after(session: Session, text: Sequence[int], k: int = 0) -> bytes:
     """Bits of the logits after `text`, which the session holds, by the function that scores K drafts."""
     last = len(text) - 1
-    view = session.run(
-        f"verify_{k}",
-        {"tokens": [text[-1], *range(3, 3 + k)], "positions": list(range(last, last + k + 1))},
-    )
+    tokens, at = [text[-1], *range(3, 3 + k)], list(range(last, last + k + 1))
+    view = session.run(f"verify_{k}", {"tokens": tokens, "positions": at, "rows": at})
     return bytes(view)[: len(bytes(view)) // (k + 1)]
 
 

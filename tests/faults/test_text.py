@@ -291,7 +291,8 @@ def test_b80_a_prompt_at_once_or_token_by_token(
             at_once.append(prompt)
             single.append(prompt[:1])
             for place, token in enumerate(prompt):
-                row = bytes(single.run("verify_0", {"tokens": [token], "positions": [place]}))
+                inputs = {"tokens": [token], "positions": [place], "rows": [place]}
+                row = bytes(single.run("verify_0", inputs))
             assert row == logits_after(at_once, prompt)
 
 

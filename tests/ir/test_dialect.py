@@ -28,13 +28,14 @@ def _mask(rows: int, window: int) -> Tensor:
 
 
 def _cached(q: Tensor, k: Tensor, v: Tensor, first: int, *rest: object) -> Tensor:
-    """Rows `first` and later on caches that hold the rows before, and NaN beyond."""
+    """Rows `first` and later on caches that hold the rows before from row 3 on, and NaN elsewhere."""
     caches = [torch.full((x.shape[1], 16, x.shape[3]), torch.nan) for x in (k, v)]
     for begin, end in ((0, first), (first, q.shape[2])):
         at = torch.arange(begin, end)
         for cache, x in zip(caches, (k, v), strict=True):
-            ops.cache_write(cache, x[0, :, at].transpose(0, 1), at)
-    result: Tensor = ops.cached_attention(q[0, :, first:].transpose(0, 1), *caches, at, *rest)
+            ops.cache_write(cache, x[0, :, at].transpose(0, 1), at + 3)
+    rows = q[0, :, first:].transpose(0, 1)
+    result: Tensor = ops.cached_attention(rows, *caches, at, at + 3, None, *rest)
     return result
 
 
@@ -90,15 +91,106 @@ def test_a_row_has_the_same_bits_whatever_the_rows_beside_and_beyond_it(window: 
     assert torch.equal(ops.attention(q, k, v, None, 0.3, window, 0.0, 0)[0, :6], alone[:6])
 
 
+def _tree(window: int, parents: list[int]) -> tuple[Tensor, list[list[int]]]:
+    """Rows of two texts' token trees on poisoned caches, and the cache rows that each should see.
+
+    Text 0 has cache rows 0 to 15, of which 0 to 4 are committed, text 1 has 16 on, with none.
+    """
+    q, k, v = _qkv(4, 2, 8, rows=9)
+    caches = [torch.full((2, 32, 8), torch.nan) for _ in range(2)]
+    roots = {0: (5, 5), 5: (0, 16)}  # row of the call -> position and cache row of a root
+    rows = [5, 6, 7, 8, 9, 16, 17, 18, 19]
+    seen: list[list[int]] = []
+    for t, parent in enumerate(parents):
+        position, row = roots.get(t, (0, rows[t]))
+        seen.append([*range(row - position, row + 1)] if t in roots else [*seen[parent], row])
+    for cache, x in zip(caches, (k, v), strict=True):
+        cache[:, :5] = x[0, :, :5] * 2
+        ops.cache_write(cache, x[0].transpose(0, 1), torch.tensor(rows))
+    at = torch.tensor([len(s) - 1 for s in seen])
+    arguments = (at, torch.tensor(rows), torch.tensor(parents), 0.3, window, 0.0, None)
+    return ops.cached_attention(q[0].transpose(0, 1), *caches, *arguments), seen
+
+
+@pytest.mark.parametrize("window", [0, 3])
+@pytest.mark.parametrize(
+    "parents", [[-1, 0, 0, 1, 2, -1, 5, 5, 7], [-1, 0, 1, 2, 3, -1, 5, 6, 7], [-1, 0, 0, 0, 0, -1, 5, 5, 5]]
+)  # fmt: skip
+def test_a_path_of_a_tree_has_the_bits_of_a_chain(parents: list[int], window: int) -> None:
+    """Each row again as the last of a text that is its path alone, in consecutive cache rows."""
+    got, seen = _tree(window, parents)
+    q, k, v = _qkv(4, 2, 8, rows=9)
+    rows = [5, 6, 7, 8, 9, 16, 17, 18, 19]
+    for t, path in enumerate(seen):
+        content = [
+            torch.stack([x[0, :, rows.index(r)] if r in rows else x[0, :, r] * 2 for r in path], 1)
+            for x in (k, v)
+        ]
+        at = torch.tensor([len(path) - 1])
+        alone = ops.cached_attention(
+            q[0, :, t][None], *content, at, at, None, 0.3, window, 0.0, None
+        )
+        assert torch.equal(got[t], alone[0])
+
+
+def test_a_block_may_see_all_of_itself() -> None:
+    """A block drafter's rows: visibility comes from the arguments, whatever RoPE was told."""
+    q, k, v = _qkv(4, 2, 8)
+    want = torch.nn.functional.scaled_dot_product_attention(
+        q[:, :, 4:], k, v, scale=0.3, enable_gqa=True
+    ).transpose(1, 2)
+    last = torch.full((5,), 8)
+    caches = (k[0], v[0])
+    rows = q[0, :, 4:].transpose(0, 1)
+    got = ops.cached_attention(rows, *caches, last, last, None, 0.3, 0, 0.0, None)
+    torch.testing.assert_close(got, want[0])
+
+
+def test_rows_that_cannot_be() -> None:
+    q, cache = torch.ones(2, 1, 4), torch.ones(1, 8, 4)
+    for positions, rows, parents in [
+        ([3, 1], [2, 3], None), ([-1, 0], [2, 3], None), ([0, 1], [2, 3], [-1, 1]),
+        ([0, 1], [2, 3], [-2, 0]),
+    ]:  # fmt: skip
+        above = None if parents is None else torch.tensor(parents)
+        where = (torch.tensor(positions), torch.tensor(rows), above)
+        with pytest.raises(ValueError, match=r"row [01]: position"):
+            ops.cached_attention(q, cache, cache, *where, 1.0, 0, 0.0, None)
+
+
+def test_rows_move_together() -> None:
+    cache = torch.arange(6.0)[None, :, None].repeat(2, 1, 3)
+    ops.cache_move(cache, torch.tensor([2, 3, 1, 5]), torch.tensor([1, 2, 3, 5]))
+    assert cache[:, :, 0].tolist() == [[0, 2, 3, 1, 4, 5]] * 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_caches_round_once_and_widen(dtype: torch.dtype) -> None:
+    q, k, v = _qkv(4, 2, 8)
+    at = torch.arange(9)
+    caches = [torch.zeros(2, 9, 8, dtype=dtype) for _ in range(2)]
+    for cache, x in zip(caches, (k, v), strict=True):
+        ops.cache_write(cache, x[0].transpose(0, 1), at)
+        assert torch.equal(cache, x[0].to(dtype))
+    rows = q[0].transpose(0, 1)
+    where = (at, at, None, 0.3, 0, 0.0, None)
+    wide = [cache.float() for cache in caches]
+    got = ops.cached_attention(rows, *caches, *where)
+    assert got.dtype == torch.float32
+    assert torch.equal(got, ops.cached_attention(rows, *wide, *where))
+
+
 CASES: dict[str, tuple[object, ...]] = {
     "attention": (*_qkv(4, 2, 8), None, 0.3, 0, 0.0, 0),
     "cached_attention": (
         torch.ones(2, 4, 8), torch.ones(2, 5, 8), torch.ones(2, 5, 6), torch.tensor([1, 2]),
-        1.0, 0, 0.0, None,
+        torch.tensor([2, 4]), torch.tensor([-1, 0]), 1.0, 0, 0.0, None,
     ),
     "cache_write": (torch.zeros(2, 5, 8), torch.ones(3, 2, 8), torch.tensor([1, 2, 4])),
+    "cache_move": (torch.randn(2, 5, 8), torch.tensor([4, 3]), torch.tensor([3, 1])),
     "cache_copy": (torch.ones(2, 3), torch.zeros(4, 3)),
-    "positions": (torch.tensor([3]), 2, -1),
+    "positions": (torch.tensor([3, 5]), 2, -1),
+    "rows": (torch.tensor([3, 4, 0, 1]), torch.tensor([0, 16])),
     "row": (torch.ones(3, 2, 2), torch.tensor([1])),
     "argmax": (torch.randn(3, 7), 5),
     "accept": (
@@ -117,6 +209,9 @@ def test_fake_and_eager_agree(name: str) -> None:
 def test_small_operations() -> None:
     one = torch.tensor([1])
     assert ops.positions(one, 4, -3).tolist() == [0, 0, 0, 1]
+    at = ops.positions(torch.tensor([4, 9]), 2, -1)
+    assert at.tolist() == [3, 4, 8, 9]
+    assert ops.rows(at, torch.tensor([0, 16])).tolist() == [3, 4, 24, 25]
     rows = torch.arange(6.0).reshape(3, 2)
     assert [ops.row(rows, torch.tensor([i])).tolist() for i in (-1, 1, 9)] == [
         [[0, 1]],

@@ -11,7 +11,7 @@ def test_state_is_written_in_place_and_calls_nest() -> None:
     state = fresh_state(program)
     before = {n: t.data_ptr() for n, t in state.items()}
     at = torch.arange(3)
-    evaluate(program, "prefill", [toy.TOKENS[:3], at], state)
+    evaluate(program, "prefill", [toy.TOKENS[:3], at, at], state)
     assert {n: t.data_ptr() for n, t in state.items()} == before
     assert state["target.k.1"][:, :3].abs().min() > 0
     assert state["target.k.1"][:, 3:].abs().max() == 0
@@ -32,7 +32,8 @@ def test_each_weight_is_loaded_once_for_a_call() -> None:
 
     store = program.weights.replaced({n: counted(n) for n in program.weights})  # type: ignore[misc]
     counting = SpeculativeProgram(**{**vars(program), "weights": store})
-    evaluate(counting, "verify_2", [toy.TOKENS[:3], torch.arange(3)], fresh_state(counting))
+    at = torch.arange(3)
+    evaluate(counting, "verify_2", [toy.TOKENS[:3], at, at], fresh_state(counting))
     assert sorted(loads) == sorted(program.weights)
 
 

@@ -8,7 +8,7 @@ from itertools import cycle
 import torch
 
 from specc.ir import SpeculativeProgram, StateKind
-from specc.ir.evaluate import evaluate, fresh_state
+from specc.ir.evaluate import evaluate, fresh_state, text_inputs
 
 Drafts = Callable[[Sequence[int], int], Sequence[int]]
 """Host drafter: the tokens so far and K -> K tokens."""
@@ -17,12 +17,12 @@ Drafts = Callable[[Sequence[int], int], Sequence[int]]
 def generate(
     program: SpeculativeProgram, prompt: Sequence[int], count: int, ks: Iterable[int], *,
     depth: int = 0, heat: float = 0.0, seed: int = 0, drafts: Drafts = lambda x, k: [0] * k,
-    chunk: int = 0,
+    chunk: int = 0, first_row: int = 0,
 ) -> tuple[list[int], list[tuple[int, int]]]:  # fmt: skip
     """`count` new tokens, and (K, accepted) of every round. `ks` is K of each round, repeated.
 
-    State is NaN where nothing was written, and every cache row at or beyond the length is NaN again
-    before each round.
+    The text lies in the caches from `first_row` on. State is NaN where nothing was written, and every
+    cache row but those of the text so far is NaN again before each round.
     """
     state = fresh_state(program)
     for buffer in state.values():
@@ -32,18 +32,20 @@ def generate(
     for begin in range(0, n, step):
         part = x[begin : min(begin + step, n)]
         at = torch.arange(begin, begin + len(part))
-        evaluate(program, "prefill", [torch.tensor(part), at], state)
+        inputs = text_inputs(program, "prefill", torch.tensor(part), at, first_row)
+        evaluate(program, "prefill", inputs, state)
         tap = len(part) - 1
     rounds, k_of = [], cycle(ks)
     while len(x) < len(prompt) + count:
         k = next(k_of)
         for buffer in program.state.values():
             if buffer.kind is StateKind.KV_CACHE:
-                state[buffer.name][:, n:] = torch.nan
+                state[buffer.name][:, :first_row] = torch.nan
+                state[buffer.name][:, first_row + n :] = torch.nan
         name = f"round_{k}_d{depth}" if depth and k else f"round_{k}"
         values = {
             "root": [x[-1]], "length": [n], "seed": [seed], "previous": [x[max(n - 1, 0)]],
-            "tap_row": [tap], "drafts": list(drafts(x, k)),
+            "tap_row": [tap], "first_row": [first_row], "drafts": list(drafts(x, k)),
         }  # fmt: skip
         inputs = {key: torch.tensor(value) for key, value in values.items()}
         inputs["temperature"] = torch.tensor([heat], dtype=torch.float64)

@@ -24,12 +24,12 @@ fn adapter(%embedding: f32[T, 4], %hidden: f32[T, 4], %weight_2: f32[4, 4], %wei
   %1 = aten.linear(%hidden, %weight_3) : f32[T, 4]
   %2 = aten.add.Tensor(%0, %1) : f32[T, 4]
   return hidden=%2
-fn draft_d1(%tokens: i64[1], %positions: i64[1], %hidden: f32[1, 4]) {draft}:
+fn draft_d1(%tokens: i64[1], %positions: i64[1], %rows: i64[1], %hidden: f32[1, 4]) {draft}:
   %0 = call embed {embed}(%positions, %tokens, @table.0, @wte) : (f32[1, 4])
   %1 = %0[0] : f32[1, 4]
   %2 = call adapter {adapter}(%1, %hidden, @adapter.1.embedding, @adapter.1.hidden, @adapter.1.bias) : (f32[1, 4])
   %3 = %2[0] : f32[1, 4]
-  %4 = call layer.0 {layer 1}(%3, %positions, $target.k.1, $target.v.1, @w1) : (f32[1, 4])
+  %4 = call layer.0 {layer 1}(%3, %rows, %positions, $target.k.1, $target.v.1, @w1) : (f32[1, 4])
   %5 = %4[0] : f32[1, 4]
   %6 = call head {head}(%5, @head) : (f32[1, 6])
   %7 = %6[0] : f32[1, 6]
@@ -45,7 +45,8 @@ def test_a_draft_runs_the_last_layers_behind_the_adapter() -> None:
     adapter, hidden = toy.adapters(1)[1], torch.ones(1, toy.HIDDEN)
     load = {n: w.load() for n, w in program.weights.items()}
     state = toy.poisoned_state(program)
-    got = evaluate(program, "draft_d1", [torch.tensor([2]), torch.tensor([0]), hidden], state)
+    at = torch.tensor([0])
+    got = evaluate(program, "draft_d1", [torch.tensor([2]), at, at, hidden], state)
     embedded = load["wte"][[2]] + load["table.0"][[0]]
     adapted = embedded @ adapter.embedding.T + hidden @ adapter.hidden.T + adapter.bias
     # At position 0 attention is the value itself.

@@ -18,22 +18,22 @@ def test_one_verify_for_each_k() -> None:
     assert_expected_inline(
         toy.text(rewritten, "verify_0", "verify_2"),
         """\
-fn verify_0(%tokens: i64[1], %positions: i64[1]) {verify}:
+fn verify_0(%tokens: i64[1], %positions: i64[1], %rows: i64[1]) {verify}:
   %0 = call embed {embed}(%positions, %tokens, @table.0, @wte) : (f32[1, 4])
   %1 = %0[0] : f32[1, 4]
-  %2 = call layer.0 {layer 0}(%1, %positions, $target.k.0, $target.v.0, @w0) : (f32[1, 4])
+  %2 = call layer.0 {layer 0}(%1, %rows, %positions, $target.k.0, $target.v.0, @w0) : (f32[1, 4])
   %3 = %2[0] : f32[1, 4]
-  %4 = call layer.0 {layer 1}(%3, %positions, $target.k.1, $target.v.1, @w1) : (f32[1, 4])
+  %4 = call layer.0 {layer 1}(%3, %rows, %positions, $target.k.1, $target.v.1, @w1) : (f32[1, 4])
   %5 = %4[0] : f32[1, 4]
   %6 = call head {head}(%5, @head) : (f32[1, 6])
   %7 = %6[0] : f32[1, 6]
   return logits=%7
-fn verify_2(%tokens: i64[3], %positions: i64[3]) {verify}:
+fn verify_2(%tokens: i64[3], %positions: i64[3], %rows: i64[3]) {verify}:
   %0 = call embed {embed}(%positions, %tokens, @table.0, @wte) : (f32[3, 4])
   %1 = %0[0] : f32[3, 4]
-  %2 = call layer.0 {layer 0}(%1, %positions, $target.k.0, $target.v.0, @w0) : (f32[3, 4])
+  %2 = call layer.0 {layer 0}(%1, %rows, %positions, $target.k.0, $target.v.0, @w0) : (f32[3, 4])
   %3 = %2[0] : f32[3, 4]
-  %4 = call layer.0 {layer 1}(%3, %positions, $target.k.1, $target.v.1, @w1) : (f32[3, 4])
+  %4 = call layer.0 {layer 1}(%3, %rows, %positions, $target.k.1, $target.v.1, @w1) : (f32[3, 4])
   %5 = %4[0] : f32[3, 4]
   %6 = call head {head}(%5, @head) : (f32[3, 6])
   %7 = %6[0] : f32[3, 6]
@@ -50,7 +50,7 @@ def test_verify_scores_as_the_target_does(k: int) -> None:
     for begin in range(len(toy.TOKENS) - k):
         # Overlapping blocks: rows are rewritten, as after a rejection.
         at = torch.arange(begin, begin + k + 1)
-        (got,) = evaluate(verifying, f"verify_{k}", [toy.TOKENS[at], at], state)
+        (got,) = evaluate(verifying, f"verify_{k}", [toy.TOKENS[at], at, at], state)
         torch.testing.assert_close(got, want[at])
 
 

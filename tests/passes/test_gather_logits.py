@@ -16,12 +16,12 @@ def test_prefill_has_no_head() -> None:
     assert_expected_inline(
         toy.text(rewritten, "prefill"),
         """\
-fn prefill(%tokens: i64[T], %positions: i64[T]) {prefill}:
+fn prefill(%tokens: i64[T], %positions: i64[T], %rows: i64[T]) {prefill}:
   %0 = call embed {embed}(%positions, %tokens, @table.0, @wte) : (f32[T, 4])
   %1 = %0[0] : f32[T, 4]
-  %2 = call layer.0 {layer 0}(%1, %positions, $target.k.0, $target.v.0, @w0) : (f32[T, 4])
+  %2 = call layer.0 {layer 0}(%1, %rows, %positions, $target.k.0, $target.v.0, @w0) : (f32[T, 4])
   %3 = %2[0] : f32[T, 4]
-  %4 = call layer.0 {layer 1}(%3, %positions, $target.k.1, $target.v.1, @w1) : (f32[T, 4])
+  %4 = call layer.0 {layer 1}(%3, %rows, %positions, $target.k.1, $target.v.1, @w1) : (f32[T, 4])
   %5 = %4[0] : f32[T, 4]
   return
 """,
@@ -32,10 +32,10 @@ def test_prefill_fills_the_state_that_the_target_would() -> None:
     program = GatherLogits(8)(TapHiddenStates((1,), 8)(toy.after("outline-layers")).program).program
     states = [toy.poisoned_state(program) for _ in range(3)]
     at = torch.arange(len(toy.TOKENS))
-    evaluate(program, "target", [toy.TOKENS, at], states[0])
-    assert evaluate(program, "prefill", [toy.TOKENS, at], states[1]) == []
+    evaluate(program, "target", [toy.TOKENS, at, at], states[0])
+    assert evaluate(program, "prefill", [toy.TOKENS, at, at], states[1]) == []
     for part in (at[:4], at[4:6], at[6:]):
-        evaluate(program, "prefill", [toy.TOKENS[part], part], states[2])
+        evaluate(program, "prefill", [toy.TOKENS[part], part, part], states[2])
     for name, buffer in states[0].items():
         torch.testing.assert_close(states[1][name], buffer, equal_nan=True)
         if "tap" not in name:

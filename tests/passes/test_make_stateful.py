@@ -44,7 +44,7 @@ fn target(%tokens: i64[T], %positions: i64[T]) {target}:
     assert_expected_inline(
         toy.text(rewritten),
         """\
-fn target(%tokens: i64[T], %positions: i64[T]) {target}:
+fn target(%tokens: i64[T], %positions: i64[T], %rows: i64[T]) {target}:
   %0 = aten.unsqueeze(%tokens, 0) : i64[1, T]
   %1 = aten.embedding(@wpe, %positions) : f32[T, 4]
   %2 = aten.embedding(@wte, %0) : f32[1, T, 4]
@@ -53,13 +53,13 @@ fn target(%tokens: i64[T], %positions: i64[T]) {target}:
   %5 = aten.unsqueeze(%4, 1) : f32[1, 1, T, 4]
   %6 = aten.select.int(%5, 0, 0) : f32[1, T, 4]
   %7 = aten.transpose.int(%6, 0, 1) : f32[T, 1, 4]
-  specc.cache_write($target.k.0, %7, %positions)
+  specc.cache_write($target.k.0, %7, %rows)
   %8 = aten.select.int(%5, 0, 0) : f32[1, T, 4]
   %9 = aten.transpose.int(%8, 0, 1) : f32[T, 1, 4]
-  specc.cache_write($target.v.0, %9, %positions)
+  specc.cache_write($target.v.0, %9, %rows)
   %10 = aten.select.int(%5, 0, 0) : f32[1, T, 4]
   %11 = aten.transpose.int(%10, 0, 1) : f32[T, 1, 4]
-  %12 = specc.cached_attention(%11, $target.k.0, $target.v.0, %positions, 0.5, 0, 0.0, None) : f32[T, 1, 4]
+  %12 = specc.cached_attention(%11, $target.k.0, $target.v.0, %positions, %rows, None, 0.5, 0, 0.0, None) : f32[T, 1, 4]
   %13 = aten.unsqueeze(%12, 0) : f32[1, T, 1, 4]
   %14 = aten.select.int(%13, 2, 0) : f32[1, T, 4]
   %15 = aten.add.Tensor(%3, %14) : f32[1, T, 4]

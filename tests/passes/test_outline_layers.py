@@ -22,7 +22,7 @@ def test_layers_become_calls_of_one_leaf() -> None:
     assert_expected_inline(
         toy.text(program),
         """\
-fn target(%tokens: i64[T], %positions: i64[T]) {target}:
+fn target(%tokens: i64[T], %positions: i64[T], %rows: i64[T]) {target}:
   %0 = aten.unsqueeze(%tokens, 0) : i64[1, T]
   %1 = aten.index_select(@table.0, 0, %positions) : f32[T, 4]
   %2 = aten.embedding(@wte, %0) : f32[1, T, 4]
@@ -31,13 +31,13 @@ fn target(%tokens: i64[T], %positions: i64[T]) {target}:
   %5 = aten.unsqueeze(%4, 1) : f32[1, 1, T, 4]
   %6 = aten.select.int(%5, 0, 0) : f32[1, T, 4]
   %7 = aten.transpose.int(%6, 0, 1) : f32[T, 1, 4]
-  specc.cache_write($target.k.0, %7, %positions)
+  specc.cache_write($target.k.0, %7, %rows)
   %8 = aten.select.int(%5, 0, 0) : f32[1, T, 4]
   %9 = aten.transpose.int(%8, 0, 1) : f32[T, 1, 4]
-  specc.cache_write($target.v.0, %9, %positions)
+  specc.cache_write($target.v.0, %9, %rows)
   %10 = aten.select.int(%5, 0, 0) : f32[1, T, 4]
   %11 = aten.transpose.int(%10, 0, 1) : f32[T, 1, 4]
-  %12 = specc.cached_attention(%11, $target.k.0, $target.v.0, %positions, 0.5, 0, 0.0, None) : f32[T, 1, 4]
+  %12 = specc.cached_attention(%11, $target.k.0, $target.v.0, %positions, %rows, None, 0.5, 0, 0.0, None) : f32[T, 1, 4]
   %13 = aten.unsqueeze(%12, 0) : f32[1, T, 1, 4]
   %14 = aten.select.int(%13, 2, 0) : f32[1, T, 4]
   %15 = aten.add.Tensor(%3, %14) : f32[1, T, 4]
@@ -45,13 +45,13 @@ fn target(%tokens: i64[T], %positions: i64[T]) {target}:
   %17 = aten.unsqueeze(%16, 1) : f32[1, 1, T, 4]
   %18 = aten.select.int(%17, 0, 0) : f32[1, T, 4]
   %19 = aten.transpose.int(%18, 0, 1) : f32[T, 1, 4]
-  specc.cache_write($target.k.1, %19, %positions)
+  specc.cache_write($target.k.1, %19, %rows)
   %20 = aten.select.int(%17, 0, 0) : f32[1, T, 4]
   %21 = aten.transpose.int(%20, 0, 1) : f32[T, 1, 4]
-  specc.cache_write($target.v.1, %21, %positions)
+  specc.cache_write($target.v.1, %21, %rows)
   %22 = aten.select.int(%17, 0, 0) : f32[1, T, 4]
   %23 = aten.transpose.int(%22, 0, 1) : f32[T, 1, 4]
-  %24 = specc.cached_attention(%23, $target.k.1, $target.v.1, %positions, 0.5, 0, 0.0, None) : f32[T, 1, 4]
+  %24 = specc.cached_attention(%23, $target.k.1, $target.v.1, %positions, %rows, None, 0.5, 0, 0.0, None) : f32[T, 1, 4]
   %25 = aten.unsqueeze(%24, 0) : f32[1, T, 1, 4]
   %26 = aten.select.int(%25, 2, 0) : f32[1, T, 4]
   %27 = aten.add.Tensor(%15, %26) : f32[1, T, 4]
@@ -63,12 +63,12 @@ fn target(%tokens: i64[T], %positions: i64[T]) {target}:
     assert_expected_inline(
         toy.text(rewritten),
         """\
-fn target(%tokens: i64[T], %positions: i64[T]) {target}:
+fn target(%tokens: i64[T], %positions: i64[T], %rows: i64[T]) {target}:
   %0 = call embed {embed}(%positions, %tokens, @table.0, @wte) : (f32[T, 4])
   %1 = %0[0] : f32[T, 4]
-  %2 = call layer.0 {layer 0}(%1, %positions, $target.k.0, $target.v.0, @w0) : (f32[T, 4])
+  %2 = call layer.0 {layer 0}(%1, %rows, %positions, $target.k.0, $target.v.0, @w0) : (f32[T, 4])
   %3 = %2[0] : f32[T, 4]
-  %4 = call layer.0 {layer 1}(%3, %positions, $target.k.1, $target.v.1, @w1) : (f32[T, 4])
+  %4 = call layer.0 {layer 1}(%3, %rows, %positions, $target.k.1, $target.v.1, @w1) : (f32[T, 4])
   %5 = %4[0] : f32[T, 4]
   %6 = call head {head}(%5, @head) : (f32[T, 6])
   %7 = %6[0] : f32[T, 6]
@@ -80,19 +80,19 @@ fn embed(%positions: i64[T], %tokens: i64[T], %weight_2: f32[16, 4], %weight_3: 
   %3 = aten.add.Tensor(%2, %0) : f32[1, T, 4]
   %4 = aten.select.int(%3, 0, 0) : f32[T, 4]
   return x=%4
-fn layer.0(%x: f32[T, 4], %positions: i64[T], %state_2: f32[1, S, 4], %state_3: f32[1, S, 4], %weight_4: f32[4, 4]) {leaf}:
+fn layer.0(%x: f32[T, 4], %rows: i64[T], %positions: i64[T], %state_3: f32[1, S, 4], %state_4: f32[1, S, 4], %weight_5: f32[4, 4]) {leaf}:
   %0 = aten.unsqueeze(%x, 0) : f32[1, T, 4]
-  %1 = aten.linear(%0, %weight_4) : f32[1, T, 4]
+  %1 = aten.linear(%0, %weight_5) : f32[1, T, 4]
   %2 = aten.unsqueeze(%1, 1) : f32[1, 1, T, 4]
   %3 = aten.select.int(%2, 0, 0) : f32[1, T, 4]
   %4 = aten.transpose.int(%3, 0, 1) : f32[T, 1, 4]
-  specc.cache_write(%state_2, %4, %positions)
+  specc.cache_write(%state_3, %4, %rows)
   %5 = aten.select.int(%2, 0, 0) : f32[1, T, 4]
   %6 = aten.transpose.int(%5, 0, 1) : f32[T, 1, 4]
-  specc.cache_write(%state_3, %6, %positions)
+  specc.cache_write(%state_4, %6, %rows)
   %7 = aten.select.int(%2, 0, 0) : f32[1, T, 4]
   %8 = aten.transpose.int(%7, 0, 1) : f32[T, 1, 4]
-  %9 = specc.cached_attention(%8, %state_2, %state_3, %positions, 0.5, 0, 0.0, None) : f32[T, 1, 4]
+  %9 = specc.cached_attention(%8, %state_3, %state_4, %positions, %rows, None, 0.5, 0, 0.0, None) : f32[T, 1, 4]
   %10 = aten.unsqueeze(%9, 0) : f32[1, T, 1, 4]
   %11 = aten.select.int(%10, 2, 0) : f32[1, T, 4]
   %12 = aten.add.Tensor(%0, %11) : f32[1, T, 4]

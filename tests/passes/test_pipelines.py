@@ -21,7 +21,7 @@ from specc.passes.pipelines import Shape
 from tests.passes.driver import generate
 
 VOCAB, COUNT, KS = 32, 12, (0, 2, 3)
-SHAPE = Shape(KS, 48, 8)
+SHAPE = Shape(KS, 48, 8, max_num_seqs=2)
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
 METHODS = ["ngram", "layerskip", "draft_model", "eagle:adaptive"]
 ROUNDS = [
@@ -195,6 +195,16 @@ def test_chunks_of_the_prompt_do_not_matter(method: str, chunk: int) -> None:
     program = _programs("gemma2")[method]
     outcome = generate(program, PROMPT, COUNT, [2], depth=depth, chunk=chunk)
     assert outcome == generate(program, PROMPT, COUNT, [2], depth=depth)
+
+
+@FAMILIES
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("prompt", [PROMPT, PROMPT[:1]])
+def test_a_second_text_lies_in_the_same_caches(family: str, method: str, prompt: list[int]) -> None:
+    depth = 1 if method == "eagle:adaptive" else 0
+    program = _programs(family)[method]
+    outcome = generate(program, prompt, COUNT, [2, 3], depth=depth, first_row=48)
+    assert outcome == generate(program, prompt, COUNT, [2, 3], depth=depth)
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -28,6 +28,18 @@ state $tap.1: f32[8, 4] (drafter hidden_states, zone taps)""",
     )
 
 
+def test_caches_hold_several_texts() -> None:
+    program = toy.after("build-accept", method="eagle:adaptive")
+    rewritten = PlanState(16, 3)(program).program
+    shapes = {b.name: b.type.shape for b in rewritten.state.values()}
+    assert shapes["target.k.0"] == (1, 48, 4)
+    assert shapes["tap.1"] == program.state["tap.1"].type.shape
+    assert (rewritten.max_model_len, rewritten.max_num_seqs) == (16, 3)
+    assert toy.refusal(PlanState(16, 0), program) == (
+        "SPECC-E0353 plan-state: caches for 0 texts cannot be planned"
+    )
+
+
 def test_no_open_size_is_left() -> None:
     rewritten = PlanState(12)(toy.after("build-accept")).program
     assert rewritten.max_model_len == 12

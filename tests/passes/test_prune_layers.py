@@ -19,12 +19,12 @@ def test_a_draft_of_some_layers() -> None:
     assert_expected_inline(
         toy.text(rewritten, "draft"),
         """\
-fn draft(%tokens: i64[1], %positions: i64[1]) {draft}:
+fn draft(%tokens: i64[1], %positions: i64[1], %rows: i64[1]) {draft}:
   %0 = call embed {embed}(%positions, %tokens, @table.0, @wte) : (f32[1, 4])
   %1 = %0[0] : f32[1, 4]
-  %2 = call layer.0 {layer 0}(%1, %positions, $target.k.0, $target.v.0, @w0) : (f32[1, 4])
+  %2 = call layer.0 {layer 0}(%1, %rows, %positions, $target.k.0, $target.v.0, @w0) : (f32[1, 4])
   %3 = %2[0] : f32[1, 4]
-  %4 = call layer.0 {layer 2}(%3, %positions, $target.k.2, $target.v.2, @w2) : (f32[1, 4])
+  %4 = call layer.0 {layer 2}(%3, %rows, %positions, $target.k.2, $target.v.2, @w2) : (f32[1, 4])
   %5 = %4[0] : f32[1, 4]
   %6 = call head {head}(%5, @head) : (f32[1, 6])
   %7 = %6[0] : f32[1, 6]
@@ -43,7 +43,7 @@ def test_the_draft_is_the_model_without_the_other_layers() -> None:
     want = toy.logits(replace(small, weights=small.weights.replaced(weights)))
     state = toy.poisoned_state(draft)
     for position, token in enumerate(toy.TOKENS):
-        (got,) = evaluate(draft, "draft", [token[None], torch.tensor([position])], state)
+        (got,) = evaluate(draft, "draft", [token[None], *torch.full((2, 1), position)], state)
         torch.testing.assert_close(got[0], want[position])
     assert state["target.k.1"].isnan().all()
 

@@ -49,7 +49,7 @@ def test_other_operations_are_copied(head: bool) -> None:
     both = program.with_functions(verify)
     at = torch.arange(3)
     plain, got = (
-        toy.evaluate(both, name, [toy.TOKENS[:3], at], toy.poisoned_state(both))[0]
+        toy.evaluate(both, name, [toy.TOKENS[:3], at, at], toy.poisoned_state(both))[0]
         for name in ("target", "verify")
     )
     torch.testing.assert_close(got, plain * 4)

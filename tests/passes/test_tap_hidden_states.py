@@ -23,13 +23,13 @@ state $tap.2: f32[8, 4] (drafter hidden_states)""",
     assert_expected_inline(
         toy.text(rewritten, "target"),
         """\
-fn target(%tokens: i64[T], %positions: i64[T]) {target}:
+fn target(%tokens: i64[T], %positions: i64[T], %rows: i64[T]) {target}:
   %0 = call embed {embed}(%positions, %tokens, @table.0, @wte) : (f32[T, 4])
   %1 = %0[0] : f32[T, 4]
   specc.cache_copy(%1, $tap.0)
-  %2 = call layer.0 {layer 0}(%1, %positions, $target.k.0, $target.v.0, @w0) : (f32[T, 4])
+  %2 = call layer.0 {layer 0}(%1, %rows, %positions, $target.k.0, $target.v.0, @w0) : (f32[T, 4])
   %3 = %2[0] : f32[T, 4]
-  %4 = call layer.0 {layer 1}(%3, %positions, $target.k.1, $target.v.1, @w1) : (f32[T, 4])
+  %4 = call layer.0 {layer 1}(%3, %rows, %positions, $target.k.1, $target.v.1, @w1) : (f32[T, 4])
   %5 = %4[0] : f32[T, 4]
   specc.cache_copy(%5, $tap.2)
   %6 = call head {head}(%5, @head) : (f32[T, 6])
@@ -43,7 +43,7 @@ def test_a_tap_holds_the_hidden_state_of_its_index() -> None:
     program = TapHiddenStates((0, 1, 2), 8)(toy.after("outline-layers")).program
     state = toy.poisoned_state(program)
     at = torch.arange(len(toy.TOKENS))
-    evaluate(program, "target", [toy.TOKENS, at], state)
+    evaluate(program, "target", [toy.TOKENS, at, at], state)
     x = program.weights["wte"].load()[toy.TOKENS] + program.weights["table.0"].load()[at]
     mask = torch.ones(len(at), len(at)).tril() == 0
     for layer in range(3):

@@ -20,7 +20,7 @@ from specc.ir import (
     WeightStore,
 )
 from specc.ir.dialect import ops
-from specc.ir.evaluate import State, evaluate, fresh_state
+from specc.ir.evaluate import State, evaluate, fresh_state, text_inputs
 from specc.ir.graphs import Builder
 from specc.ir.infer import infer_types
 from specc.ir.printer import function_lines
@@ -131,7 +131,7 @@ def logits(
     state, rows, begin = poisoned_state(program), [], 0
     for count in chunks:
         at = torch.arange(begin, begin + count)
-        rows += evaluate(program, function, [TOKENS[at], at], state)
+        rows += evaluate(program, function, text_inputs(program, function, TOKENS[at], at), state)
         begin += count
     return torch.cat(rows)
 

@@ -96,7 +96,7 @@ def call(entry: str, inputs: str, outputs: str = "", *attrs: int) -> Json:
 
 def round_function(kind: str, k: int, depth: int = 0) -> Json:
     """Draft, verify, accept, as a compiler would emit it for each kind of drafter."""
-    names = ["root", "previous", "length", "tap_row", "seed"]
+    names = ["root", "previous", "length", "first_row", "tap_row", "seed"]
     inputs = [*(value(name, 1) for name in names), value("temperature", 1, dtype="f64")]
     plan = []
     if k > 0 and kind == "tap":
@@ -127,11 +127,11 @@ def round_function(kind: str, k: int, depth: int = 0) -> Json:
 
 
 def functions(kind: str, depths: list[int]) -> Json:
-    prompt = [value("tokens", "T"), value("positions", "T")]
+    prompt = [value(name, "T") for name in ("tokens", "positions", "rows")]
     prefill = [
         call("lm", "%tokens %positions s:text w:salt", "hidden logits"),
         call("specc.cache_copy", "%hidden s:taps"),
-        call("draft_write", "%tokens %positions s:draft_text"),
+        call("draft_write", "%tokens %rows s:draft_text"),
     ]
     result: Json = {"prefill": {"inputs": prompt, "outputs": [], "plan": prefill}}
     for k in LENGTHS:

@@ -69,11 +69,13 @@ def test_table(model):
     assert model.table.isa.decode() in ISAS
     assert {
         "specc.positions",
+        "specc.rows",
         "specc.cat",
         "specc.row",
         "specc.argmax",
         "specc.accept",
         "specc.cache_copy",
+        "specc.cache_move",
     } <= set(model.entries)
 
 
@@ -222,11 +224,11 @@ def test_cached_attention(models, rng, hq, hkv, d, dv, window, softcap, sunk):
                     q[lo:hi],
                     k,
                     v,
-                    positions[lo:hi],
+                    *[positions[lo:hi]] * 3,
                     np.array([scale]),
                     np.array([float(softcap)]),
                     *extra,
-                    attrs=[window],
+                    attrs=[window, 0],
                 )
 
             got = run(0, rows)
@@ -241,12 +243,13 @@ def test_cached_attention_at_the_ends(model, rng):
     k, v, q = normal(rng, 1, 700, 16), normal(rng, 1, 700, 16), normal(rng, 3, 2, 16)
     positions = np.array([0, 699, 350])  # rows need not be in order
     args = (np.array([0.25]), np.array([0.0]))
-    got = model.run("specc.cached_attention", q, k, v, positions, *args, attrs=[0])
+    got = model.run("specc.cached_attention", q, k, v, *[positions] * 3, *args, attrs=[0, 0])
     np.testing.assert_allclose(got, attend(q, k, v, positions, 0.25, 0, 0, None), rtol=0, atol=3e-6)
     np.testing.assert_array_equal(got[0], np.repeat(v[:, 0], 2, axis=0))
     for wrong in (-1, 700):
+        at = np.array([0, 1, wrong])
         with pytest.raises(KernelError, match="outside the cache"):
-            model.run("specc.cached_attention", q, k, v, np.array([0, 1, wrong]), *args, attrs=[0])
+            model.run("specc.cached_attention", q, k, v, at, at, at, *args, attrs=[0, 0])
 
 
 # plan built-ins
@@ -445,9 +448,8 @@ def test_a_steady_state_allocates_nothing(model, rng):
     seen = []
     for _ in range(5):
         model.run("specc.linear", x, w, attrs=[64, 0])
-        model.run(
-            "specc.cached_attention", q, k, k, np.arange(4), np.ones(1), np.zeros(1), attrs=[0]
-        )
+        where = [np.arange(4)] * 3
+        model.run("specc.cached_attention", q, k, k, *where, np.ones(1), np.zeros(1), attrs=[0, 0])
         with pytest.raises(KernelError):
             model.run("mm", normal(rng, 3, 2), normal(rng, 4, 2))
         seen.append(model.run("allocations").item())

@@ -303,7 +303,8 @@ def test_run_gives_shaped_logits(tiny_artifact: Path) -> None:
     with Artifact.load(tiny_artifact) as artifact, artifact.session() as session:
         session.append(PROMPT)
         last = len(PROMPT) - 1
-        inputs = {"tokens": [PROMPT[-1], 1, 2], "positions": [last, last + 1, last + 2]}
+        at = [last, last + 1, last + 2]
+        inputs = {"tokens": [PROMPT[-1], 1, 2], "positions": at, "rows": at}
         logits = session.run("verify_2", inputs)
         assert logits.shape[0] == 3
         assert logits.shape[1] >= artifact.manifest.model.vocab_size
@@ -316,14 +317,15 @@ def test_run_gives_shaped_logits(tiny_artifact: Path) -> None:
         with pytest.raises(RequestError, match="E0601"):
             session.run("verify_2", {"tokens": [1, 2, 3]})
         with pytest.raises(RequestError, match="E0601"):
-            session.run("verify_2", {"tokens": [1], "positions": [0]})
+            session.run("verify_2", {"tokens": [1], "positions": [0], "rows": [0]})
 
 
 def test_a_tool_cannot_spoil_the_text(tiny_artifact: Path) -> None:
     with Artifact.load(tiny_artifact) as artifact, artifact.session() as session:
         session.configure(max_tokens=8, ignore_eos=True)
         session.append(PROMPT)
-        session.run("verify_2", {"tokens": [9, 9, 9], "positions": [0, 1, 2]})
+        at = [0, 1, 2]
+        session.run("verify_2", {"tokens": [9, 9, 9], "positions": at, "rows": at})
         fresh = artifact.generate(PROMPT, max_tokens=8, ignore_eos=True)
         assert tuple(session.iterate()) == fresh.token_ids
 

@@ -99,9 +99,12 @@ def eager_like(artifact: Artifact, change: dict[int, float]) -> Any:
         for end in range(1, len(tokens) + 1):
             with artifact.session() as session:
                 session.append(tokens[:end].tolist())
-                view = session.run(
-                    "verify_0", {"tokens": [int(tokens[end - 1])], "positions": [end - 1]}
-                )
+                inputs = {
+                    "tokens": [int(tokens[end - 1])],
+                    "positions": [end - 1],
+                    "rows": [end - 1],
+                }
+                view = session.run("verify_0", inputs)
                 rows.append(torch.tensor(view.tolist()[0]))
         logits = torch.stack(rows)
         (start,) = [

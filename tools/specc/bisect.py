@@ -9,7 +9,7 @@ import torch
 
 from specc.errors import PassError
 from specc.ir import Role, SpeculativeProgram
-from specc.ir.evaluate import State, evaluate, fresh_state
+from specc.ir.evaluate import State, evaluate, fresh_state, text_inputs
 from specc.passes import Pass, PassResult
 
 Eager = Callable[[torch.Tensor], torch.Tensor]
@@ -81,7 +81,8 @@ class Bisector:
     def _target(self, program: SpeculativeProgram, name: str) -> Iterator[Disagreement]:
         positions = torch.arange(len(self.tokens))
         state = fresh_state(program, len(self.tokens))
-        (logits,) = evaluate(program, name, [self.tokens, positions], state)
+        inputs = text_inputs(program, name, self.tokens, positions)
+        (logits,) = evaluate(program, name, inputs, state)
         yield from self._compare(name, logits, self._logits, 0)
 
     def _verify(self, program: SpeculativeProgram, name: str) -> Iterator[Disagreement]:
@@ -89,7 +90,8 @@ class Bisector:
         rows = _rows(name)
         start = len(self.tokens) - rows
         state = self._prefilled(program, self.tokens[:start])
-        inputs = [self.tokens[start:], torch.arange(start, start + rows)]
+        positions = torch.arange(start, start + rows)
+        inputs = text_inputs(program, name, self.tokens[start:], positions)
         (logits,) = evaluate(program, name, inputs, state)
         yield from self._compare(name, logits, self._logits[start:], start)
 
@@ -102,6 +104,7 @@ class Bisector:
             "root": self.tokens[length : length + 1],
             "previous": self.tokens[max(length - 1, 0) :][:1],
             "length": torch.tensor([length]),
+            "first_row": torch.tensor([0]),
             "drafts": self._drafts(length, rows - 1),
             "tap_row": torch.tensor([(length - 1) % program.prefill_chunk]),
             "temperature": torch.zeros(1, dtype=torch.float64),
@@ -131,7 +134,8 @@ class Bisector:
         chunk = program.prefill_chunk or len(self.tokens)
         for start in range(0, len(tokens), chunk):
             part = tokens[start : start + chunk]
-            evaluate(program, "prefill", [part, torch.arange(start, start + len(part))], state)
+            at = torch.arange(start, start + len(part))
+            evaluate(program, "prefill", text_inputs(program, "prefill", part, at), state)
         return state
 
     def _compare(

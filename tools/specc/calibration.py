@@ -15,7 +15,7 @@ from torch import Tensor
 
 from specc.errors import UsageError
 from specc.ir import SpeculativeProgram
-from specc.ir.evaluate import evaluate, fresh_state
+from specc.ir.evaluate import evaluate, fresh_state, text_inputs
 from specc.passes.attach_adapter import Adapter
 from specc.passes.prune_layers import PruneLayers
 from specc.passes.tap_hidden_states import TapHiddenStates
@@ -60,7 +60,8 @@ class Calibration:
         count, length = self.program.model.num_layers, len(self.tokens)
         tapped = TapHiddenStates(tuple(range(count + 1)), length)(self.program).program
         state = fresh_state(tapped, length)
-        (logits,) = evaluate(tapped, "target", [self.tokens, torch.arange(length)], state)
+        inputs = text_inputs(tapped, "target", self.tokens, torch.arange(length))
+        (logits,) = evaluate(tapped, "target", inputs, state)
         chosen = logits[:, : self.program.model.vocab_size].argmax(-1)
         return chosen, {j: state[f"tap.{j}"] for j in range(count + 1)}
 
@@ -79,7 +80,8 @@ class Calibration:
         # The draft function has one row; its calls, replayed over all rows, are the same arithmetic.
         every = _over_rows(pruned, layers)
         state = fresh_state(every, length)
-        (logits,) = evaluate(every, "target", [self.tokens, torch.arange(length)], state)
+        inputs = text_inputs(every, "target", self.tokens, torch.arange(length))
+        (logits,) = evaluate(every, "target", inputs, state)
         chosen = logits[:, : self.program.model.vocab_size].argmax(-1)
         agreement = float((chosen == self._run[0]).double().mean())
         return DraftEstimate(layers, agreement, self._cost(layers))

@@ -218,6 +218,7 @@ def verify_seconds(artifact: Artifact, ids: Sequence[int], k: int, times: int = 
         inputs = {
             "tokens": [ids[-1]] * (k + 1),
             "positions": list(range(start, start + k + 1)),
+            "rows": list(range(start, start + k + 1)),
         }
         return statistics.median(_timed(session, f"verify_{k}", inputs) for _ in range(times))
 

@@ -182,7 +182,8 @@ class Verifier:
         with self._artifact.session() as session:
             session.append(text)
             last = len(text) - 1
-            row = session.run("verify_0", {"tokens": [text[last]], "positions": [last]})
+            inputs = {"tokens": [text[last]], "positions": [last], "rows": [last]}
+            row = session.run("verify_0", inputs)
             logits: list[float] = list(row.tolist()[0])  # type: ignore[call-overload]
             return logits[: self._artifact.manifest.model.vocab_size]
 

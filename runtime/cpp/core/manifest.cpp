@@ -15,6 +15,7 @@ namespace {
 
 constexpr int64_t kSchemaVersion = 1;
 constexpr int64_t kMaxTokens = int64_t{1} << 31;
+constexpr int64_t kMaxTexts = int64_t{1} << 16;
 constexpr int64_t kMaxDraft = 1024;
 constexpr int64_t kMaxChunk = 65536;
 
@@ -85,6 +86,7 @@ ModelSpec read_model(const JsonCursor& field) {
   ModelSpec model;
   model.vocab_size = field.at("vocab_size").integer(1, INT32_MAX);
   model.max_model_len = field.at("max_model_len").integer(1, kMaxTokens);
+  if (const auto texts = field.find("max_num_seqs")) model.max_num_seqs = texts->integer(1, kMaxTexts);
   model.prefill_chunk = field.at("prefill_chunk").integer(1, kMaxChunk);
   model.eos_token_ids = field.at("eos_token_ids").integers(0, model.vocab_size - 1);
   return model;

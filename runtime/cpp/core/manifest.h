@@ -39,6 +39,7 @@ struct StateSpec {
 struct ModelSpec {
   int64_t vocab_size = 0;
   int64_t max_model_len = 0;
+  int64_t max_num_seqs = 1;  // texts that the caches hold, one after the other; a session has the first
   int64_t prefill_chunk = 0;
   std::vector<int64_t> eos_token_ids;
 };

@@ -28,13 +28,16 @@ struct Problem {
   const Tensor& q;
   const Tensor& k;
   const Tensor& v;
-  const Tensor& positions;
+  const Seen& seen;
   const AttentionOptions& options;
   float* out;
   int64_t group, size, value_size;
   bool padded;  // head sizes that are no multiple of 8, or strided: keys and queries go through padded copies
 
-  int64_t position(int64_t row) const { return positions.data<int64_t>()[row * positions.strides[0]]; }
+  int64_t position(int64_t row) const { return seen.positions.data<int64_t>()[row * seen.positions.strides[0]]; }
+  int64_t start(int64_t row) const {
+    return seen.rows.data<int64_t>()[row * seen.rows.strides[0]] - position(row);
+  }
   int64_t first(int64_t row) const {
     const int64_t position = this->position(row);
     return options.window > 0 ? std::max<int64_t>(0, position - options.window + 1) : 0;
@@ -102,7 +105,7 @@ void copy_padded(float* to, const float* from, int64_t count, int64_t stride, in
 // Fills the raw scores of all queries for cache rows [base, end), eight keys at a time.
 void score(const Problem& p, Query* queries, int64_t count, int64_t kv_head, int64_t base, int64_t end,
            float* key_copies) {
-  const float* cache = p.k.data<float>() + kv_head * p.k.strides[0];
+  const float* cache = p.k.data<float>() + kv_head * p.k.strides[0] + p.start(queries[0].row) * p.k.strides[1];
   const int64_t padded_size = round_up(p.size, kLanes);
   for (int64_t j = base; j < end; j += kLanes) {
     const float* keys[kLanes];
@@ -207,7 +210,7 @@ void add_rows(const Problem& p, const Query* queries, const float* v, int64_t ba
 }
 
 void mix(const Problem& p, Query* queries, int64_t count, int64_t kv_head, int64_t base, int64_t end) {
-  const float* v = p.v.data<float>() + kv_head * p.v.strides[0];
+  const float* v = p.v.data<float>() + kv_head * p.v.strides[0] + p.start(queries[0].row) * p.v.strides[1];
   for (int64_t i = 0; i < count; i++) std::memset(queries[i].out, 0, p.value_size * sizeof(float));
   for (int64_t j = base; j < end; j += kValueRows) {
     const int64_t stop = std::min(j + kValueRows, end);
@@ -266,7 +269,7 @@ Status block(const Problem& p, int64_t kv_head, int64_t first, int64_t count) {
   return kOk;
 }
 
-Status check(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& positions,
+Status check(const Tensor& q, const Tensor& k, const Tensor& v, const Seen& seen,
              const AttentionOptions& options) {
   if (q.dtype != SPECC_F32 || k.dtype != SPECC_F32 || v.dtype != SPECC_F32 || q.ndim != 3 || k.ndim != 3 ||
       v.ndim != 3 || k.sizes[0] != v.sizes[0] || k.sizes[1] != v.sizes[1] || q.sizes[2] != k.sizes[2] ||
@@ -277,21 +280,31 @@ Status check(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& po
   if (sinks != nullptr && (sinks->dtype != SPECC_F32 || sinks->ndim != 1 || sinks->sizes[0] != q.sizes[1])) {
     return fail("cached_attention: sinks must be f32 [%ld]", (long)q.sizes[1]);
   }
-  return check_positions("cached_attention", positions, q.sizes[0], k.sizes[1]);
+  if (seen.parents != nullptr) return fail("cached_attention: token trees are not implemented");
+  if (check_rows("cached_attention", seen.rows, q.sizes[0], k.sizes[1]) != kOk) return 1;
+  if (check_rows("cached_attention: positions", seen.positions, q.sizes[0], k.sizes[1]) != kOk) return 1;
+  for (int64_t t = 0; t < q.sizes[0]; t++) {
+    const int64_t position = seen.positions.data<int64_t>()[t * seen.positions.strides[0]];
+    const int64_t row = seen.rows.data<int64_t>()[t * seen.rows.strides[0]];
+    if (position > row) {
+      return fail("cached_attention: position %ld cannot lie in cache row %ld", (long)position, (long)row);
+    }
+  }
+  return kOk;
 }
 
 }  // namespace
 
-Tensor* cached_attention(const Tensor& q, const Tensor& k_cache, const Tensor& v_cache, const Tensor& positions,
+Tensor* cached_attention(const Tensor& q, const Tensor& k_cache, const Tensor& v_cache, const Seen& seen,
                          const AttentionOptions& options) {
-  if (check(q, k_cache, v_cache, positions, options) != kOk) return nullptr;
+  if (check(q, k_cache, v_cache, seen, options) != kOk) return nullptr;
   const int64_t sizes[] = {q.sizes[0], q.sizes[1], v_cache.sizes[2]};
   Tensor* out = new_empty(SPECC_F32, 3, sizes);
   if (out == nullptr || out->numel() == 0) return out;
   const int64_t kv_heads = k_cache.sizes[0];
   const int64_t size = q.sizes[2];
   const bool padded = size % kLanes != 0 || q.strides[2] != 1 || k_cache.strides[2] != 1;
-  const Problem problem{q, k_cache, v_cache, positions, options, out->data<float>(), q.sizes[1] / kv_heads,
+  const Problem problem{q, k_cache, v_cache, seen, options, out->data<float>(), q.sizes[1] / kv_heads,
                         size, sizes[2], padded};
 
   int64_t longest = 0;
@@ -302,6 +315,9 @@ Tensor* cached_attention(const Tensor& q, const Tensor& k_cache, const Tensor& v
   // Big blocks read the cache less often; small ones spread over the threads evenly.
   int64_t queries = std::clamp<int64_t>(kScoreFloats / longest, 1, kMaxQueries);
   if (parts > 1) queries = std::min(queries, std::max<int64_t>(1, per_head * kv_heads / (parts * 3)));
+  for (int64_t t = 1; t < q.sizes[0]; t++) {
+    if (problem.start(t) != problem.start(0)) queries = 1;
+  }
   const int64_t blocks = (per_head + queries - 1) / queries;
 
   std::atomic<int64_t> next{0};
@@ -324,9 +340,11 @@ Tensor* cached_attention(const Tensor& q, const Tensor& k_cache, const Tensor& v
 }  // namespace specc
 
 SPECC_SHIM(aoti_torch_cpu_cached_attention)
-(specc::Tensor* q, specc::Tensor* k_cache, specc::Tensor* v_cache, specc::Tensor* positions, double scale,
- int64_t window, double softcap, specc::Tensor** sinks, specc::Tensor** result) -> specc::Status {
+(specc::Tensor* q, specc::Tensor* k_cache, specc::Tensor* v_cache, specc::Tensor* positions, specc::Tensor* rows,
+ specc::Tensor** parents, double scale, int64_t window, double softcap, specc::Tensor** sinks, specc::Tensor** result)
+    -> specc::Status {
   const specc::AttentionOptions options{scale, window, softcap, sinks == nullptr ? nullptr : *sinks};
-  *result = specc::cached_attention(*q, *k_cache, *v_cache, *positions, options);
+  const specc::Seen seen{*positions, *rows, parents == nullptr ? nullptr : *parents};
+  *result = specc::cached_attention(*q, *k_cache, *v_cache, seen, options);
   return *result == nullptr ? 1 : specc::kOk;
 }

@@ -37,19 +37,22 @@ Status run_embedding(const Call& call) {  // tokens, w; attrs: rows and columns 
       call, embedding(*call.in[0], *call.in[1], call.attrs[0], call.attrs[1], find_encoding(call.attrs[2])));
 }
 
-Status run_cache_write(const Call& call) {  // cache, rows, positions
+Status run_cache_write(const Call& call) {  // cache, x, rows
   if (expect("specc.cache_write", call, 3, 0, 0) != kOk) return 1;
   return cache_write(*call.in[0], *call.in[1], *call.in[2]);
 }
 
-Status run_cached_attention(const Call& call) {  // q, k, v, positions, scale f64, softcap f64[, sinks]; attrs: window
+// q, k, v, positions, rows, parents, scale f64, softcap f64[, sinks]; attrs: window, whether there are parents (else
+// anything stands in their place).
+Status run_cached_attention(const Call& call) {
   const char* name = "specc.cached_attention";
-  if (expect(name, call, call.n_in == 7 ? 7 : 6, 1, 1) != kOk) return 1;
-  if (expect_tensor(name, call.in[4], SPECC_F64, 1) != kOk) return 1;
-  if (expect_tensor(name, call.in[5], SPECC_F64, 1) != kOk) return 1;
-  const AttentionOptions options{*call.in[4]->data<double>(), call.attrs[0], *call.in[5]->data<double>(),
-                                 call.n_in == 7 ? call.in[6] : nullptr};
-  return handed_out(call, cached_attention(*call.in[0], *call.in[1], *call.in[2], *call.in[3], options));
+  if (expect(name, call, call.n_in == 9 ? 9 : 8, 1, 2) != kOk) return 1;
+  if (expect_tensor(name, call.in[6], SPECC_F64, 1) != kOk) return 1;
+  if (expect_tensor(name, call.in[7], SPECC_F64, 1) != kOk) return 1;
+  const AttentionOptions options{*call.in[6]->data<double>(), call.attrs[0], *call.in[7]->data<double>(),
+                                 call.n_in == 9 ? call.in[8] : nullptr};
+  const Seen seen{*call.in[3], *call.in[4], call.attrs[1] != 0 ? call.in[5] : nullptr};
+  return handed_out(call, cached_attention(*call.in[0], *call.in[1], *call.in[2], seen, options));
 }
 
 }  // namespace
@@ -57,10 +60,12 @@ Status run_cached_attention(const Call& call) {  // q, k, v, positions, scale f6
 const Builtin kBuiltins[] = {
     {"specc.positions", run_positions},
     {"specc.cat", run_cat},
+    {"specc.rows", run_rows},
     {"specc.row", run_row},
     {"specc.argmax", run_argmax},
     {"specc.accept", run_accept},
     {"specc.cache_copy", run_cache_copy},
+    {"specc.cache_move", run_cache_move},
     {"specc.linear", run_linear},
     {"specc.embedding", run_embedding},
     {"specc.cache_write", run_cache_write},

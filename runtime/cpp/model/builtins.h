@@ -31,9 +31,11 @@ Status expect_tensor(const char* name, const Tensor* tensor, int32_t dtype, int6
 
 // plan_builtins.cpp
 Status run_positions(const Call& call);
+Status run_rows(const Call& call);
 Status run_cat(const Call& call);
 Status run_row(const Call& call);
 Status run_cache_copy(const Call& call);
+Status run_cache_move(const Call& call);
 // accept.cpp
 Status run_argmax(const Call& call);
 Status run_accept(const Call& call);

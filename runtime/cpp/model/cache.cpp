@@ -6,40 +6,63 @@
 
 namespace specc {
 
-Status check_positions(const char* what, const Tensor& positions, int64_t rows, int64_t capacity) {
-  if (positions.dtype != SPECC_I64 || positions.ndim != 1 || positions.sizes[0] != rows) {
-    return fail("%s: positions must be i64 [%ld]", what, (long)rows);
+Status check_rows(const char* what, const Tensor& rows, int64_t count, int64_t capacity) {
+  if (rows.dtype != SPECC_I64 || rows.ndim != 1 || rows.sizes[0] != count) {
+    return fail("%s: rows must be i64 [%ld]", what, (long)count);
   }
-  for (int64_t t = 0; t < rows; t++) {
-    const int64_t position = positions.data<int64_t>()[t * positions.strides[0]];
-    if (position < 0 || position >= capacity) {
-      return fail("%s: position %ld is outside the cache of %ld", what, (long)position, (long)capacity);
+  for (int64_t t = 0; t < count; t++) {
+    const int64_t row = rows.data<int64_t>()[t * rows.strides[0]];
+    if (row < 0 || row >= capacity) {
+      return fail("%s: row %ld is outside the cache of %ld", what, (long)row, (long)capacity);
     }
   }
   return kOk;
 }
 
-Status cache_write(Tensor& cache, const Tensor& rows, const Tensor& positions) {
-  if (cache.dtype != SPECC_F32 || rows.dtype != SPECC_F32 || cache.ndim != 3 || rows.ndim != 3 ||
-      rows.sizes[1] != cache.sizes[0] || rows.sizes[2] != cache.sizes[2]) {
-    return fail("cache_write: rows [T, heads, size] must fit the cache [heads, positions, size], both f32");
+Status cache_write(Tensor& cache, const Tensor& x, const Tensor& rows) {
+  if (cache.dtype != SPECC_F32 || x.dtype != SPECC_F32 || cache.ndim != 3 || x.ndim != 3 ||
+      x.sizes[1] != cache.sizes[0] || x.sizes[2] != cache.sizes[2]) {
+    return fail("cache_write: x [T, heads, size] must fit the cache [heads, rows, size], both f32");
   }
-  const int64_t count = rows.sizes[0];
-  if (check_positions("cache_write", positions, count, cache.sizes[1]) != kOk) return 1;
+  const int64_t count = x.sizes[0];
+  if (check_rows("cache_write", rows, count, cache.sizes[1]) != kOk) return 1;
   const int64_t size = cache.sizes[2];
-  const bool dense = size <= 1 || (cache.strides[2] == 1 && rows.strides[2] == 1);
+  const bool dense = size <= 1 || (cache.strides[2] == 1 && x.strides[2] == 1);
   for (int64_t t = 0; t < count; t++) {
-    const int64_t position = positions.data<int64_t>()[t * positions.strides[0]];
+    const int64_t row = rows.data<int64_t>()[t * rows.strides[0]];
     for (int64_t head = 0; head < cache.sizes[0]; head++) {
-      float* to = cache.data<float>() + head * cache.strides[0] + position * cache.strides[1];
-      const float* from = rows.data<float>() + t * rows.strides[0] + head * rows.strides[1];
+      float* to = cache.data<float>() + head * cache.strides[0] + row * cache.strides[1];
+      const float* from = x.data<float>() + t * x.strides[0] + head * x.strides[1];
       if (dense) {
         std::memcpy(to, from, size * sizeof(float));
       } else {
-        for (int64_t d = 0; d < size; d++) to[d * cache.strides[2]] = from[d * rows.strides[2]];
+        for (int64_t d = 0; d < size; d++) to[d * cache.strides[2]] = from[d * x.strides[2]];
       }
     }
   }
+  return kOk;
+}
+
+Status cache_move(Tensor& cache, const Tensor& source, const Tensor& target) {
+  if (cache.ndim != 3 || !cache.is_contiguous() || source.ndim != 1) {
+    return fail("cache_move: the cache must be contiguous [heads, rows, size], source and target [N]");
+  }
+  const int64_t count = source.sizes[0];
+  if (check_rows("cache_move", source, count, cache.sizes[1]) != kOk) return 1;
+  if (check_rows("cache_move", target, count, cache.sizes[1]) != kOk) return 1;
+  const int64_t held[] = {count, cache.sizes[2]};
+  Tensor* copy = new_empty(cache.dtype, 2, held);
+  if (copy == nullptr) return 1;
+  const int64_t bytes = cache.sizes[2] * static_cast<int64_t>(dtype_size(cache.dtype));
+  const auto row = [&](const Tensor& rows, int64_t i) { return rows.data<int64_t>()[i * rows.strides[0]] * bytes; };
+  char* const copied = copy->storage->data;
+  for (int64_t head = 0; head < cache.sizes[0]; head++) {
+    char* const base = cache.storage->data + cache.offset * static_cast<int64_t>(dtype_size(cache.dtype)) +
+                       head * cache.sizes[1] * bytes;
+    for (int64_t i = 0; i < count; i++) std::memcpy(copied + i * bytes, base + row(source, i), bytes);
+    for (int64_t i = 0; i < count; i++) std::memcpy(base + row(target, i), copied + i * bytes, bytes);
+  }
+  release(copy);
   return kOk;
 }
 
@@ -60,6 +83,6 @@ Status cache_copy(const Tensor& x, Tensor& state) {
 
 // Inductor hands a place for a result even to operators that return nothing (2.13 passes nullptr).
 SPECC_SHIM(aoti_torch_cpu_cache_write)
-(specc::Tensor* cache, specc::Tensor* rows, specc::Tensor* positions, specc::Tensor**) -> specc::Status {
-  return specc::cache_write(*cache, *rows, *positions);
+(specc::Tensor* cache, specc::Tensor* x, specc::Tensor* rows, specc::Tensor**) -> specc::Status {
+  return specc::cache_write(*cache, *x, *rows);
 }

@@ -1,4 +1,4 @@
-// specc.positions, specc.cat, specc.row, specc.cache_copy: the glue between compiled leaves.
+// specc.positions, specc.rows, specc.cat, specc.row, specc.cache_copy, specc.cache_move: the glue between compiled leaves.
 #include <algorithm>
 
 #include "builtins.h"
@@ -9,12 +9,29 @@ namespace specc {
 Status run_positions(const Call& call) {  // start; attrs: count, offset
   if (expect("specc.positions", call, 1, 1, 2) != kOk) return 1;
   if (expect_tensor("specc.positions", call.in[0], SPECC_I64, 1) != kOk) return 1;
-  const int64_t count = call.attrs[0];
+  const int64_t count = call.attrs[0], texts = call.in[0]->numel();
   if (count < 0) return fail("specc.positions: a count of %ld", (long)count);
-  Tensor* out = call.out[0] = new_empty(SPECC_I64, 1, &count);
+  const int64_t size = count * texts;
+  Tensor* out = call.out[0] = new_empty(SPECC_I64, 1, &size);
   if (out == nullptr) return 1;
-  const int64_t start = *call.in[0]->data<int64_t>() + call.attrs[1];
-  for (int64_t i = 0; i < count; i++) out->data<int64_t>()[i] = std::max<int64_t>(0, start + i);
+  for (int64_t i = 0; i < size; i++) {
+    const int64_t start = call.in[0]->data<int64_t>()[i / count] + call.attrs[1];
+    out->data<int64_t>()[i] = std::max<int64_t>(0, start + i % count);
+  }
+  return kOk;
+}
+
+Status run_rows(const Call& call) {  // positions, first
+  if (expect("specc.rows", call, 2, 1, 0) != kOk) return 1;
+  if (expect_tensor("specc.rows", call.in[0], SPECC_I64, 0) != kOk) return 1;
+  if (expect_tensor("specc.rows", call.in[1], SPECC_I64, 1) != kOk) return 1;
+  const int64_t size = call.in[0]->numel(), texts = call.in[1]->numel();
+  if (size % texts != 0) return fail("specc.rows: %ld positions of %ld texts", (long)size, (long)texts);
+  Tensor* out = call.out[0] = new_empty(SPECC_I64, 1, &size);
+  if (out == nullptr) return 1;
+  for (int64_t i = 0; i < size; i++) {
+    out->data<int64_t>()[i] = call.in[0]->data<int64_t>()[i] + call.in[1]->data<int64_t>()[i / (size / texts)];
+  }
   return kOk;
 }
 
@@ -68,6 +85,11 @@ Status run_row(const Call& call) {  // x, index
   if (out != nullptr) copy_elements(out, row);
   release(row);
   return out == nullptr ? 1 : kOk;
+}
+
+Status run_cache_move(const Call& call) {  // cache, source, target
+  if (expect("specc.cache_move", call, 3, 0, 0) != kOk) return 1;
+  return cache_move(*call.in[0], *call.in[1], *call.in[2]);
 }
 
 Status run_cache_copy(const Call& call) {  // x, state

@@ -37,11 +37,13 @@ def rewritten_logits(program: SpeculativeProgram, tokens: torch.Tensor) -> torch
     scored = []
     for begin in range(0, last, 8):
         at = torch.arange(begin, min(begin + 8, last))
-        evaluate(done, "prefill", [tokens[at], at], state)
+        evaluate(done, "prefill", [tokens[at], at, at], state)
         # Decoding a row again writes what is there.
-        scored += [evaluate(done, "verify_0", [tokens[i][None], i[None]], state)[0] for i in at]
+        scored += [
+            evaluate(done, "verify_0", [tokens[i][None], i[None], i[None]], state)[0] for i in at
+        ]
     at = torch.arange(last, len(tokens))
-    return torch.cat([*scored, evaluate(done, "verify_2", [tokens[at], at], state)[0]])
+    return torch.cat([*scored, evaluate(done, "verify_2", [tokens[at], at, at], state)[0]])
 
 
 @pytest.mark.parametrize("family", FAMILIES)

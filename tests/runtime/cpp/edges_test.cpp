@@ -160,8 +160,9 @@ void tools(const Artifact& artifact) {
   }
   // A tool that writes over the text's own state does not change the text.
   const Tokens junk = {9, 9, 9}, early = {1, 2, 3};
-  const int64_t* overwrite[] = {junk.data(), early.data()};
-  CHECK_EQ(specc_session_run(client.get(), "prefill", overwrite, counts, 2, nullptr, 0, nullptr), SPECC_OK);
+  const int64_t* overwrite[] = {junk.data(), early.data(), early.data()};
+  const size_t three[] = {3, 3, 3};
+  CHECK_EQ(specc_session_run(client.get(), "prefill", overwrite, three, 3, nullptr, 0, nullptr), SPECC_OK);
   CHECK(client.generate() == next);
 
   const Tokens far = {62, 63, 64};

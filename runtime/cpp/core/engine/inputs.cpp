@@ -6,9 +6,21 @@
 
 namespace specc {
 
+const std::vector<InputSpec> kPrefillInputs = {
+    {"tokens", SPECC_I64, kRows},
+    {"positions", SPECC_I64, kRows},
+    {"rows", SPECC_I64, kRows},
+};
+const std::vector<InputSpec> kRoundInputs = {
+    {"root", SPECC_I64, 1},      {"previous", SPECC_I64, 1}, {"length", SPECC_I64, 1},
+    {"first_row", SPECC_I64, 1}, {"tap_row", SPECC_I64, 1},  {"temperature", SPECC_F64, 1},
+    {"seed", SPECC_I64, 1},      {"drafts", SPECC_I64, kDrafts},
+};
+
 Inputs::Inputs(const Manifest& manifest, ModelLibrary& library)
     : tokens(static_cast<size_t>(manifest.model.prefill_chunk)),
       positions(tokens.size()),
+      rows(tokens.size()),
       drafts(static_cast<size_t>(std::max<int64_t>(1, manifest.draft_lengths.back()))),
       library_(library) {}
 
@@ -51,14 +63,16 @@ void Inputs::make(const Plan& plan, size_t rows, Views& views) {
   }
 }
 
-// The names are those that RoundTable has checked.
+// The names are those of the tables above, which RoundTable has checked.
 void* Inputs::buffer(const std::string& name) {
   if (name == "tokens") return tokens.data();
   if (name == "positions") return positions.data();
+  if (name == "rows") return rows.data();
   if (name == "drafts") return drafts.data();
   if (name == "temperature") return &temperature;
   if (name == "previous") return &previous;
   if (name == "length") return &length;
+  if (name == "first_row") return &first_row;
   if (name == "tap_row") return &tap_row;
   if (name == "seed") return &seed;
   return &root;

@@ -12,6 +12,15 @@
 
 namespace specc {
 
+// The inputs that the engine feeds to functions; ir/round_inputs.py says what they mean.
+constexpr int64_t kDrafts = -2;  // in a shape: as many as the round drafts
+struct InputSpec {
+  const char* name;
+  int32_t dtype;
+  int64_t rows;  // a number, kRows or kDrafts
+};
+extern const std::vector<InputSpec> kPrefillInputs, kRoundInputs;
+
 class Inputs {
  public:
   Inputs(const Manifest& manifest, ModelLibrary& library);
@@ -20,10 +29,10 @@ class Inputs {
   Inputs& operator=(const Inputs&) = delete;
 
   // Filled in by the session before it runs a function.
-  int64_t root = 0, previous = 0, length = 0, tap_row = 0, seed = 0;
+  int64_t root = 0, previous = 0, length = 0, first_row = 0, tap_row = 0, seed = 0;
   double temperature = 0;
-  std::vector<int64_t> tokens, positions;  // prefill
-  std::vector<int64_t> drafts;             // host drafters
+  std::vector<int64_t> tokens, positions, rows;  // prefill
+  std::vector<int64_t> drafts;                   // host drafters
 
   // Prepares a plan whose inputs are named as above.
   void bind(const Plan& plan);

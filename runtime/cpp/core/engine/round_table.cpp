@@ -5,6 +5,7 @@
 
 #include "../dtype.h"
 #include "../error.h"
+#include "inputs.h"
 
 namespace specc {
 namespace {
@@ -34,30 +35,14 @@ bool has(const ValueSpec& value, int32_t dtype, int64_t rows) {
   return value.dtype == dtype && value.shape == std::vector<int64_t>{rows};
 }
 
-void check_prefill(const Plan& plan) {
+void check_inputs(const Plan& plan, const std::vector<InputSpec>& known, size_t draft_length, bool host) {
   for (const auto& input : plan.inputs) {
-    if (input.name != "tokens" && input.name != "positions")
-      fail("an input the engine does not know", plan.name + "." + input.name);
-    if (!has(input, SPECC_I64, kRows))
-      fail("an input of another dtype or shape than agreed", plan.name + "." + input.name);
+    const std::string where = plan.name + "." + input.name;
+    const auto spec = std::find_if(known.begin(), known.end(), [&](const auto& each) { return input.name == each.name; });
+    if (spec == known.end() || (spec->rows == kDrafts && !host)) fail("an input the engine does not know", where);
+    const int64_t rows = spec->rows == kDrafts ? static_cast<int64_t>(draft_length) : spec->rows;
+    if (!has(input, spec->dtype, rows)) fail("an input of another dtype or shape than agreed", where);
   }
-}
-
-void check_round_input(const Plan& plan, const ValueSpec& input, size_t draft_length, bool host) {
-  static const std::string kScalars[] = {"root", "previous", "length", "tap_row", "seed"};
-  const std::string where = plan.name + "." + input.name;
-  const bool scalar = std::find(std::begin(kScalars), std::end(kScalars), input.name) != std::end(kScalars);
-  bool right = false;
-  if (scalar) {
-    right = has(input, SPECC_I64, 1);
-  } else if (input.name == "temperature") {
-    right = has(input, SPECC_F64, 1);
-  } else if (input.name == "drafts" && host) {
-    right = has(input, SPECC_I64, static_cast<int64_t>(draft_length));
-  } else {
-    fail("an input the engine does not know", where);
-  }
-  if (!right) fail("an input of another dtype or shape than agreed", where);
 }
 
 size_t require_output(const Plan& plan, const char* name, int64_t rows) {
@@ -69,7 +54,7 @@ size_t require_output(const Plan& plan, const char* name, int64_t rows) {
 }
 
 Round checked_round(const Plan& plan, size_t draft_length, bool host) {
-  for (const auto& input : plan.inputs) check_round_input(plan, input, draft_length, host);
+  check_inputs(plan, kRoundInputs, draft_length, host);
   Round round{&plan, draft_length, 0, 0, plan.input("tap_row") >= 0};
   round.tokens_output = require_output(plan, "tokens", static_cast<int64_t>(draft_length) + 1);
   round.accepted_output = require_output(plan, "accepted", 1);
@@ -80,7 +65,7 @@ Round checked_round(const Plan& plan, size_t draft_length, bool host) {
 
 RoundTable::RoundTable(const Manifest& manifest, const std::vector<Plan>& plans)
     : prefill_(&require_plan(plans, "prefill")) {
-  check_prefill(*prefill_);
+  check_inputs(*prefill_, kPrefillInputs, 0, false);
   static const std::vector<int64_t> kNoDepths = {0};
   const DrafterSpec& drafter = manifest.drafter;
   for (const int64_t length : manifest.draft_lengths) {

@@ -64,7 +64,7 @@ void check_range(const ValueSpec& input, const std::vector<int64_t>& values, int
   }
 }
 
-// Ids must be words of the model and positions must lie in its state: a kernel indexes memory with both.
+// Ids must be words of the model, and positions and rows must lie in its state: a kernel indexes memory with them.
 void check_inputs(const Plan& plan, const std::vector<std::vector<int64_t>>& inputs, const ModelSpec& model) {
   const int tokens_output = plan.output("tokens");
   int64_t draft_length = 0;
@@ -77,6 +77,10 @@ void check_inputs(const Plan& plan, const std::vector<std::vector<int64_t>>& inp
       check_range(input, inputs[i], model.vocab_size);
     } else if (input.name == "positions") {
       check_range(input, inputs[i], model.max_model_len);
+    } else if (input.name == "rows") {
+      check_range(input, inputs[i], model.max_model_len * model.max_num_seqs);
+    } else if (input.name == "first_row") {
+      check_range(input, inputs[i], model.max_model_len * (model.max_num_seqs - 1) + 1);
     } else if (input.name == "length") {
       check_range(input, inputs[i], model.max_model_len - draft_length);
     }
@@ -165,9 +169,10 @@ size_t Session::run(const char* function, const int64_t* const* inputs, const si
   auto data = copy_inputs(*plan, inputs, counts, rows);
   check_inputs(*plan, data, model);
 
-  // What the function writes is unknown to the engine: trust the state only before the first position it was given.
+  // What the function writes is unknown to the engine: trust the state only before the first row it was given. (The
+  // session's text begins at row 0.)
   drop_unread();
-  const size_t lowest = lowest_position(*plan, data);
+  const size_t lowest = lowest_row(*plan, data);
   written_ = std::min(written_, lowest);
   drafter_written_ = std::min(drafter_written_, lowest);
   taps_.rows = 0;
@@ -179,8 +184,9 @@ size_t Session::run(const char* function, const int64_t* const* inputs, const si
   return plan->outputs.empty() ? 0 : copy_tensor(artifact_->library().api(), frame_.output(*plan, 0), output, capacity);
 }
 
-size_t Session::lowest_position(const Plan& plan, const std::vector<std::vector<int64_t>>& inputs) const {
-  int index = plan.input("positions");
+size_t Session::lowest_row(const Plan& plan, const std::vector<std::vector<int64_t>>& inputs) const {
+  int index = plan.input("rows");
+  if (index < 0) index = plan.input("positions");
   if (index < 0) index = plan.input("length");
   if (index < 0 || inputs[static_cast<size_t>(index)].empty()) return 0;
   const auto& values = inputs[static_cast<size_t>(index)];

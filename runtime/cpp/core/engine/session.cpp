@@ -156,7 +156,7 @@ void Session::prefill_chunk(size_t from, size_t rows) {
   const Plan& plan = artifact_->rounds().prefill();
   for (size_t row = 0; row < rows; ++row) {
     inputs_.tokens[row] = committed_[from + row];
-    inputs_.positions[row] = static_cast<int64_t>(from + row);
+    inputs_.positions[row] = inputs_.rows[row] = static_cast<int64_t>(from + row);
   }
   taps_.rows = 0;  // overwritten by what follows, should it fail
   {

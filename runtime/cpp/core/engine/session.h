@@ -68,7 +68,7 @@ class Session {
   bool catch_up(size_t from);
   void prefill_chunk(size_t from, size_t rows);
 
-  size_t lowest_position(const Plan& plan, const std::vector<std::vector<int64_t>>& inputs) const;
+  size_t lowest_row(const Plan& plan, const std::vector<std::vector<int64_t>>& inputs) const;
 
   bool play_round();
   size_t choose_length();

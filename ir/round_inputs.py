@@ -1,0 +1,33 @@
+"""What the engine feeds to prefill and rounds: the one list, by name.
+
+Texts are tokens x[0..n], of which x[n] is the root, and lie in cache rows first_row to
+first_row + S - 1. A function declares those that it reads. `runtime/cpp/core/engine/inputs.cpp` has
+the same table; a test compares them.
+"""
+
+from __future__ import annotations
+
+from specc.ir.types import TensorType
+
+PREFILL_INPUTS = {
+    "tokens": TensorType("i64", ("T",)),
+    "positions": TensorType("i64", ("T",)),
+    "rows": TensorType("i64", ("T",)),
+}
+"""T prompt tokens, their positions in the text, and where in the caches they go."""
+
+_ONE = TensorType("i64", (1,))
+_ROUND = {
+    "root": _ONE,  # x[n]
+    "previous": _ONE,  # x[n-1], or x[0] when n = 0
+    "length": _ONE,  # n
+    "first_row": _ONE,  # the cache row of x[0]
+    "tap_row": _ONE,  # which row of the last verify or prefill chunk was position n-1
+    "temperature": TensorType("f64", (1,)),
+    "seed": _ONE,
+}
+
+
+def round_inputs(k: int) -> dict[str, TensorType]:
+    """Inputs that a round of `k` drafts may declare; `drafts` where the drafter is on the host."""
+    return _ROUND | ({"drafts": TensorType("i64", (k,))} if k else {})

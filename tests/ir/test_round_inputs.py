@@ -1,0 +1,32 @@
+"""One list of inputs: what the IR says, the engine's table, and the README."""
+
+import re
+from pathlib import Path
+
+from specc.ir import TensorType
+from specc.ir.round_inputs import PREFILL_INPUTS, round_inputs
+
+RUNTIME = Path(__file__).parents[2] / "runtime"
+DIMS = {"kRows": "T", "kDrafts": 7}
+
+
+def _table(name: str) -> dict[str, TensorType]:
+    """A table of the engine's inputs, as C++ text."""
+    text = (RUNTIME / "cpp/core/engine/inputs.cpp").read_text()
+    (body,) = re.findall(rf"{name} = \{{\n(.*?)\n\}};", text, re.DOTALL)
+    rows = re.findall(r'\{"(\w+)", SPECC_(\w+), (\w+)\}', body)
+    return {n: TensorType(dtype.lower(), (DIMS.get(dim) or int(dim),)) for n, dtype, dim in rows}
+
+
+def test_the_engine_has_the_same_table() -> None:
+    assert _table("kPrefillInputs") == PREFILL_INPUTS
+    assert _table("kRoundInputs") == round_inputs(7)
+
+
+def test_the_readme_tells_of_each() -> None:
+    text = (RUNTIME / "README.md").read_text()
+    for name, type_ in round_inputs(7).items():
+        dims = "K" if name == "drafts" else "1"
+        assert f"`{name}` {type_.dtype}[{dims}]" in text
+    prompt = ", ".join(f"{name} {type_}" for name, type_ in PREFILL_INPUTS.items())
+    assert f"`prefill({prompt})`" in text
