@@ -44,7 +44,8 @@ SPECC_API const char* specc_last_error(void);
 /* threads: 0 takes the number of physical cores available to this process.
  * The threads belong to the artifact's model library. Artifacts loaded from one unchanged file share it, and its threads:
  * while one of them is loaded, the number asked for by others is ignored. A file that was replaced since is another
- * library, with code and threads of its own. */
+ * library, with code and threads of its own.
+ * SPECC_PIN=1 in the environment binds each of them, but for the calling one, to a core of its own. */
 SPECC_API specc_result specc_artifact_load(const char* path, int32_t threads, specc_artifact** out);
 SPECC_API void specc_artifact_free(specc_artifact*);
 /* How many threads run its kernels. */

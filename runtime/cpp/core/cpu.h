@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 namespace specc {
 
@@ -11,5 +12,13 @@ bool cpu_supports(const std::string& isa);   // "x86-64-v3", ...
 
 // Physical cores this process may use: affinity mask, hyper-threads counted once, cgroup quota respected.
 int usable_cores();
+
+// The first hardware thread of each physical core in this process's affinity mask, ascending; empty where that is unknown.
+std::vector<int> core_cpus();
+
+// CPUs' worth of time that cgroup quotas leave this process, rounded up; 0 for no bound. `mounts` is where
+// cgroup files are ("/sys/fs/cgroup"), `membership` the text of /proc/self/cgroup. Every level above counts as well, in
+// version 2 (cpu.max) and version 1 (cpu.cfs_quota_us).
+int cgroup_cpus(const std::string& mounts, const std::string& membership);
 
 }  // namespace specc

@@ -1,6 +1,8 @@
 #include "model_library.h"
 
 #include <algorithm>
+#include <cstdlib>
+#include <cstring>
 #include <map>
 
 #include "error.h"
@@ -22,6 +24,12 @@ Registry& registry() {
 
 void run_on_pool(void* pool, int32_t parts, void (*body)(void*, int32_t), void* arg) {
   static_cast<Pool*>(pool)->parallel(parts, body, arg);
+}
+
+// Off unless the environment says so: an app that embeds us has threads of its own to place.
+bool pinning_asked_for() {
+  const char* value = std::getenv("SPECC_PIN");
+  return value != nullptr && std::strcmp(value, "1") == 0;
 }
 
 Error refused(const std::string& path, const char* what) {
@@ -53,7 +61,7 @@ std::shared_ptr<ModelLibrary> ModelLibrary::open(const std::string& path, const 
 }
 
 ModelLibrary::ModelLibrary(SharedObject object, const std::string& path, const std::string& isa, int32_t threads)
-    : object_(std::move(object)), pool_(threads) {
+    : object_(std::move(object)), pool_(threads, pinning_asked_for()) {
   using EntryPoint = const specc_model* (*)();
   const auto entry_point = reinterpret_cast<EntryPoint>(object_.symbol("specc_model_entry"));
   if (entry_point == nullptr) throw refused(path, "the model library exports no specc_model_entry");

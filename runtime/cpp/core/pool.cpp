@@ -4,6 +4,11 @@
 #include <chrono>
 #include <pthread.h>
 
+#include "cpu.h"
+
+#if defined(__linux__)
+#include <sched.h>
+#endif
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -14,6 +19,7 @@ namespace {
 constexpr auto kSpin = std::chrono::microseconds(60);
 constexpr int kPausesPerClock = 64;
 constexpr int32_t kMaxThreads = 1024;
+constexpr int32_t kMaxClaims = 0xFFFF;  // what 16 bits of `Unclaimed` can count
 
 thread_local bool inside_part = false;
 
@@ -45,13 +51,23 @@ bool spin_until(Ready ready) {
   return false;
 }
 
+void pin_to(std::thread& thread, int cpu) {
+#if defined(__linux__)
+  cpu_set_t mask;
+  CPU_ZERO(&mask);
+  CPU_SET(static_cast<size_t>(cpu), &mask);
+  pthread_setaffinity_np(thread.native_handle(), sizeof mask, &mask);  // where it fails, the thread roams as before
+#endif
+}
+
 }  // namespace
 
-Pool::Pool(int32_t threads) {
+Pool::Pool(int32_t threads, bool pin) {
   watch_forks();
   fork_generation_ = fork_generation.load(std::memory_order_relaxed);
   const int32_t count = std::clamp<int32_t>(threads, 1, kMaxThreads);
-  offers_ = std::vector<Offer>(static_cast<size_t>(count));
+  const std::vector<int> cores = pin ? core_cpus() : std::vector<int>();
+  unclaimed_ = std::vector<Unclaimed>(static_cast<size_t>(count));
   workers_.reserve(static_cast<size_t>(count) - 1);
   for (int32_t thread = 1; thread < count; ++thread) {
     try {
@@ -59,6 +75,8 @@ Pool::Pool(int32_t threads) {
     } catch (const std::system_error&) {
       break;  // the system has no more threads for us: fewer will do
     }
+    // More threads than cores would have to share one: then none is bound.
+    if (static_cast<size_t>(count) <= cores.size()) pin_to(workers_.back(), cores[static_cast<size_t>(thread)]);
   }
 }
 
@@ -85,14 +103,16 @@ void Pool::parallel(int32_t parts, Body body, void* arg) {
   body_ = body;
   arg_ = arg;
   parts_ = parts;
-  unfinished_.store(crew - 1, std::memory_order_relaxed);
-  const uint64_t epoch = (ticket_.load(std::memory_order_relaxed) & ~kCrewMask) + kCrewMask + 1;
-  const uint64_t ticket = epoch | static_cast<uint64_t>(crew);
-  for (int32_t thread = 1; thread < crew; ++thread) {
-    offers_[static_cast<size_t>(thread)].ticket.store(ticket, std::memory_order_release);
+  grain_ = (parts - 1) / kMaxClaims + 1;
+  const int64_t claims = (parts - 1) / grain_ + 1;
+  unfinished_.store(static_cast<int32_t>(claims), std::memory_order_relaxed);
+  const auto job = static_cast<uint32_t>((ticket_.load(std::memory_order_relaxed) >> 32) + 1);
+  for (int64_t thread = 0; thread < crew; ++thread) {
+    const auto begin = static_cast<uint64_t>(claims * thread / crew), end = static_cast<uint64_t>(claims * (thread + 1) / crew);
+    unclaimed_[static_cast<size_t>(thread)].word.store(uint64_t{job} << 32 | end << 16 | begin, std::memory_order_release);
   }
   // Sequentially consistent with sleeping_workers_: either we see the sleeper, or it sees the job before it sleeps.
-  ticket_.store(ticket, std::memory_order_seq_cst);
+  ticket_.store(uint64_t{job} << 32 | static_cast<uint32_t>(crew), std::memory_order_seq_cst);
   if (sleeping_workers_.load(std::memory_order_seq_cst) > 0) {
     {
       const std::lock_guard<std::mutex> guard(mutex_);
@@ -100,35 +120,54 @@ void Pool::parallel(int32_t parts, Body body, void* arg) {
     job_ready_.notify_all();
   }
   inside_part = true;
-  run_share(0);
-  for (int32_t thread = crew - 1; thread > 0; --thread) {
-    if (!claim(thread, ticket)) continue;
-    run_share(thread);
-    unfinished_.fetch_sub(1, std::memory_order_seq_cst);
-  }
+  run(0, crew, job);
   inside_part = false;
-  await_crew();
+  await_others();
   busy_.store(false, std::memory_order_release);
 }
 
-// Only for the ticket it was offered under: a worker that comes late finds its share gone, or another job's.
-bool Pool::claim(int32_t thread, uint64_t ticket) {
-  auto& offer = offers_[static_cast<size_t>(thread)].ticket;
-  return offer.load(std::memory_order_relaxed) == ticket &&
-         offer.compare_exchange_strong(ticket, 0, std::memory_order_acq_rel, std::memory_order_relaxed);
+// Takes one claim from what is left of `owner`'s run. False if that is nothing, or belongs to another job.
+bool Pool::claim(int32_t owner, uint32_t job, bool from_front, int32_t* claimed) {
+  auto& word = unclaimed_[static_cast<size_t>(owner)].word;
+  uint64_t now = word.load(std::memory_order_acquire);
+  for (;;) {
+    const auto begin = static_cast<int32_t>(now & 0xFFFF), end = static_cast<int32_t>(now >> 16 & 0xFFFF);
+    if (now >> 32 != job || begin == end) return false;
+    const uint64_t next = from_front ? now + 1 : now - (1 << 16);
+    if (word.compare_exchange_weak(now, next, std::memory_order_acq_rel, std::memory_order_acquire)) {
+      *claimed = from_front ? begin : end - 1;
+      return true;
+    }
+  }
 }
 
-void Pool::run_share(int32_t thread) {
-  const int32_t stride = threads();
-  for (int32_t part = thread; part < parts_; part += stride) body_(arg_, part);
+// Everything this thread can get of a job: its own run, then what others have not begun.
+void Pool::run(int32_t thread, int32_t crew, uint32_t job) {
+  int32_t done = 0, claimed = 0;
+  for (int32_t step = 0; step < crew; ++step) {
+    const int32_t owner = (thread + step) % crew;
+    while (claim(owner, job, step == 0, &claimed)) {
+      const int64_t first = int64_t{claimed} * grain_;
+      const int64_t last = std::min<int64_t>(first + grain_, parts_);
+      for (int64_t part = first; part < last; ++part) body_(arg_, static_cast<int32_t>(part));
+      ++done;
+    }
+  }
+  // Without a claim of ours the job may be over, and the counter another one's.
+  if (done == 0 || unfinished_.fetch_sub(done, std::memory_order_seq_cst) != done) return;
+  if (!caller_sleeps_.load(std::memory_order_seq_cst)) return;
+  {
+    const std::lock_guard<std::mutex> guard(mutex_);
+  }
+  all_done_.notify_one();
 }
 
-void Pool::await_crew() {
+void Pool::await_others() {
   const auto done = [this] { return unfinished_.load(std::memory_order_seq_cst) == 0; };
   if (spin_until(done)) return;
   std::unique_lock<std::mutex> guard(mutex_);
   caller_sleeps_.store(true, std::memory_order_seq_cst);
-  crew_done_.wait(guard, done);
+  all_done_.wait(guard, done);
   caller_sleeps_.store(false, std::memory_order_relaxed);
 }
 
@@ -149,14 +188,8 @@ void Pool::work(int32_t thread) {
   for (;;) {
     seen = await_job(seen);
     if (stopping_.load()) return;
-    if (static_cast<uint64_t>(thread) >= (seen & kCrewMask) || !claim(thread, seen)) continue;
-    run_share(thread);
-    if (unfinished_.fetch_sub(1, std::memory_order_seq_cst) == 1 && caller_sleeps_.load(std::memory_order_seq_cst)) {
-      {
-        const std::lock_guard<std::mutex> guard(mutex_);
-      }
-      crew_done_.notify_one();
-    }
+    const auto crew = static_cast<int32_t>(seen & 0xFFFFFFFF);
+    if (thread < crew) run(thread, crew, static_cast<uint32_t>(seen >> 32));
   }
 }
 

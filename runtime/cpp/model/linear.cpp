@@ -35,7 +35,7 @@ void prepare(const WeightFormat& format, const LinearCall& call) {
 void compute(const WeightFormat& format, const LinearCall& call) {
   const int64_t tiles = (call.columns + kTileColumns - 1) / kTileColumns;
   const int64_t least = 1 + 65536 / (call.depth * kTileColumns + 1);
-  const int64_t parts = parts_for(tiles, least);
+  const int64_t parts = slices_for(tiles, least);
   // Even tile numbers to part borders, so that kernels that take tiles in pairs have no odd one but the last.
   const int64_t pairs = (tiles + 1) / 2;
   parallel(parts, [&](int32_t part) {

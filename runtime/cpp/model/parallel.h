@@ -28,6 +28,15 @@ inline int64_t parts_for(int64_t work, int64_t least) {
   return useful < 1 ? 1 : useful < threads ? useful : threads;
 }
 
+// The same for work that is cut anywhere: up to kSlices parts a thread. Only a part that was begun must be waited for, so
+// where a neighbour takes a core from one thread, the others do most of its work.
+constexpr int64_t kSlices = 4;
+inline int64_t slices_for(int64_t work, int64_t least) {
+  const int64_t useful = work / least;
+  const int64_t most = host.threads > 1 ? host.threads * kSlices : 1;
+  return useful < 1 ? 1 : useful < most ? useful : most;
+}
+
 // The part's share of [0, count): as even as whole units allow.
 struct Share {
   int64_t begin;
