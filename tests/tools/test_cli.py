@@ -51,6 +51,8 @@ def error_of(output: str) -> dict[str, str]:
         (["verify", "a", "--prompts", "/nowhere"], "SPECC-E0105", "UTF-8"),
         (["bench", "a", "--repeats", "0"], "SPECC-E0103", "--repeats"),
         (["bench", "a", "--synthetic-acceptance", "2"], "SPECC-E0103", "--synthetic"),
+        (["bench", "a", "--threads", "100000"], "SPECC-E0103", "leave the flag out"),
+        (["chat", "a", "--threads", "-1"], "SPECC-E0103", "--threads"),
         (["compile", "m"], "SPECC-E0103", "--help"),
         (["opt"], "SPECC-E0104", "--list"),
         (["cache", "burn"], "SPECC-E0103", "--help"),

@@ -52,6 +52,27 @@ def test_speeds_are_medians_and_ratios_are_of_the_same_repeat() -> None:
     assert found.speed("plain").ratio == 1
 
 
+def test_one_repeat_has_no_spread() -> None:
+    found = made_up({a: [10] for a in ARMS})
+    assert found.speed("K=2").spread is None
+    shown = bench_.render(manifest(), found, {"other_s": 1.0}, ())
+    assert "one repeat\n" in shown
+    assert shown.split("K=2", 1)[1].split()[:3] == ["10.0", "-", "1.00"]
+
+
+def test_the_break_even_table_names_its_numbers() -> None:
+    """A round of 2 at 1.25 plain rounds: 1 + a + a^2 = 1.25, so a = (sqrt(2) - 1) / 2 = 0.207."""
+    found = Measurements([
+        *(run(a, i, 10, 1, per_k=per_k(0, 10, 1.0, 10)) for a in ARMS for i in (0, 1)),
+        run("K=2", 0, 30, 1, per_k=per_k(2, 10, 1.25, 30)),
+    ])  # fmt: skip
+    shown = bench_.render(manifest(), found, {"other_s": 1.0}, ())
+    assert "medians of 2 repeats\n" in shown
+    title, row = shown.split("break-even", 1)[1].splitlines()[2:4]
+    assert title.split("  ")[-1] == "acceptance needed"
+    assert row.split() == ["2", "125.0", "1.25", "3.00", "21%", "pays"]
+
+
 @pytest.mark.parametrize(
     ("fast", "said"),
     [

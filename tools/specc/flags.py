@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import os
 from collections.abc import Iterable
 from typing import Annotated, Literal
 
@@ -80,6 +81,16 @@ def at_least(flag: str, value: float | None, least: float) -> None:
     """Refuse a number below `least`."""
     if value is not None and not value >= least:
         raise bad_value(flag, f"{least} or more", value)
+
+
+def threads(value: int) -> None:
+    """Refuse more threads than this process has CPUs: they would only wait for each other."""
+    most = len(os.sched_getaffinity(0))
+    if not 0 <= value <= most:
+        raise bad_value(
+            "--threads", f"0 to {most}, the CPUs this process may use", value,
+            "leave the flag out: specc takes the physical cores",
+        )  # fmt: skip
 
 
 def one_of(flag: str, value: str, known: Iterable[str]) -> None:

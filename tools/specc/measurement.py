@@ -28,8 +28,9 @@ class Run:
 
 @dataclass(frozen=True)
 class Speed:
-    """Tokens a second over the repeats, and as a ratio to plain of the same repeat."""
+    """Medians over the repeats: tokens a second, and the ratio to plain of the same repeat."""
 
+    repeats: int
     tokens_per_s: float
     least: float
     most: float
@@ -38,8 +39,10 @@ class Speed:
     ratio_most: float
 
     @property
-    def spread(self) -> float:
-        """(most - least) / median: how far repeats disagree."""
+    def spread(self) -> float | None:
+        """(most - least) / median: how far repeats disagree. One repeat cannot say."""
+        if self.repeats < 2:
+            return None
         return (self.most - self.least) / self.tokens_per_s if self.tokens_per_s else 0.0
 
 
@@ -76,7 +79,7 @@ class Measurements:
         mine, plain = self._per_repeat(arm, kind), self._per_repeat(PLAIN.name, kind)
         ratios = [a / b if b else 0.0 for a, b in zip(mine, plain, strict=True)]
         return Speed(
-            statistics.median(mine), min(mine), max(mine),
+            len(mine), statistics.median(mine), min(mine), max(mine),
             statistics.median(ratios), min(ratios), max(ratios),
         )  # fmt: skip
 

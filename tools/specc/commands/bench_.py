@@ -57,7 +57,7 @@ def main(
     """
     flags.at_least("--max-tokens", max_tokens, 2)
     flags.at_least("--repeats", repeats, 1)
-    flags.at_least("--threads", threads, 0)
+    flags.threads(threads)
     rates: tuple[float, ...] = ()
     if synthetic_acceptance is not None:
         rates = flags.probabilities("--synthetic-acceptance", synthetic_acceptance)
@@ -137,12 +137,14 @@ def render(
     lines = [f"speculation: {flags.speculation(manifest, -1)}"]
     if rates:
         lines.append("NOT SEMANTIC: the drafter knew the plain tokens (--synthetic-acceptance)")
+    repeats = found.speed(PLAIN.name).repeats
+    lines += ["", f"  {'one repeat' if repeats == 1 else f'medians of {repeats} repeats'}"]
     rows = [("", "tokens/s", "spread", "of plain", "acceptance length")]
     for arm in arms_of(manifest):
         speed = found.speed(arm.name)
         length = f"{found.mean_acceptance_length(arm.name):.2f}" if arm is not PLAIN else ""
         rows.append((arm.name, *_speed_row(speed), length))
-    lines += ["", output.table(rows)]
+    lines += [output.table(rows)]
     kinds = list(dict.fromkeys(r.kind for r in found.runs))
     if len(kinds) > 1:
         rows = [("adaptive, by kind", "tokens/s", "spread", "of plain", "")]
@@ -155,7 +157,12 @@ def render(
             share = accepted / drafted
             lines.append(f"  {place:>4}  {output.bar(share):<20} {share:4.0%} of {drafted}")
     if costs := found.round_costs(manifest.num_speculative_tokens):
-        lines += ["", output.table([_COST_TITLES, *map(_cost_row, costs)])]
+        lines += [
+            "",
+            "  break-even: what a round of K drafts costs, in plain rounds; it pays if it gives",
+        ]
+        lines += ["  more tokens than that, and would from this acceptance of each draft on"]
+        lines += [output.table([_COST_TITLES, *map(_cost_row, costs)])]
     total = sum(phases.values()) or 1.0
     shares = ", ".join(f"{n.removesuffix('_s')} {v / total:.0%}" for n, v in phases.items())
     lines += ["", f"  time, {widest if manifest.speculates else PLAIN.name}: {shares}"]
@@ -185,7 +192,7 @@ def _phases(engine: Artifact, found: Measurements, asked: list[Prompt]) -> dict[
 
 
 _COST_TITLES = (
-    "break-even", "ms a round", "t(K)/t(0)", "tokens a round", "acceptance needed", "",
+    "K", "ms a round", "cost", "tokens a round", "acceptance needed", "",
 )  # fmt: skip
 
 
@@ -193,13 +200,13 @@ def _cost_row(cost: RoundCost) -> tuple[str, ...]:
     share = cost.acceptance_needed
     needed = "over 100%" if share is None else output.percent(share)
     return (
-        f"K={cost.k}", f"{cost.round_s * 1e3:.1f}", f"{cost.cost:.2f}",
+        str(cost.k), f"{cost.round_s * 1e3:.1f}", f"{cost.cost:.2f}",
         f"{cost.tokens_per_round:.2f}", needed, "pays" if cost.pays else "loses",
     )  # fmt: skip
 
 
 def _speed_row(speed: Speed) -> tuple[str, str, str]:
-    return f"{speed.tokens_per_s:.1f}", f"{speed.spread:.0%}", f"{speed.ratio:.2f}"
+    return f"{speed.tokens_per_s:.1f}", output.percent(speed.spread), f"{speed.ratio:.2f}"
 
 
 def _speed_json(speed: Speed) -> dict[str, object]:

@@ -47,7 +47,7 @@ def main(
     """
     flags.at_least("--max-tokens", max_tokens, 1)
     flags.at_least("--temperature", temperature, 0)
-    flags.at_least("--threads", threads, 0)
+    flags.threads(threads)
     template = ChatTemplate.of_artifact(artifact)
     with open_compiled(artifact, threads) as engine, engine.session() as session:
         k = flags.draft_length(engine.manifest, num_speculative_tokens)

@@ -62,7 +62,7 @@ def main(
     asked = prompts.from_flags(prompt, prompt_file, token_ids)
     flags.at_least("--max-tokens", max_tokens, 0)
     flags.at_least("--temperature", temperature, 0)
-    flags.at_least("--threads", threads, 0)
+    flags.threads(threads)
     if chat and asked.text is None:
         raise flags.conflict("--chat needs text", "give the message with --prompt TEXT")
     began = time.monotonic()

@@ -54,7 +54,7 @@ def main(
     """
     flags.at_least("--max-tokens", max_tokens, 1)
     flags.at_least("--margin", margin, 0)
-    flags.at_least("--threads", threads, 0)
+    flags.threads(threads)
     if model is not None and not eager:
         raise flags.conflict("--model has no meaning with --no-eager", "leave one of them out")
     asked = prompts.from_file(prompts_file) if prompts_file else prompts.built_in()
