@@ -1,0 +1,215 @@
+"""`python -m bench`: measures, and writes JSON, tables and a picture."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import App, Parameter
+
+from bench import functions, machine, peers, picture, report, texts
+from bench.machine import Limits, Probes
+from bench.prepare import BITS, Absent, Contender, listed
+from bench.prepare import prepare as make_models
+from specc import cli, flags, output
+from specc.runtime import Artifact
+
+ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 28, 32)
+DECODE_CONTEXTS = (30, 500, 1500)
+app = App(name="python -m bench", help=__doc__)
+
+
+@app.command
+def roofline(
+    *artifacts: str, threads: int = 0, seconds: float = 30, out: Path | None = None
+) -> int:
+    """What each function of an artifact takes, as a share of what this machine could do at most.
+
+    Example: python -m bench roofline fp32=smol.specc
+
+    Args:
+        artifacts: fp32=ARTIFACT, int8=ARTIFACT, int4=ARTIFACT.
+        threads: Threads; 0 takes the physical cores this process may use.
+        seconds: For all artifacts together.
+        out: Folder for report.json, report.txt and report.svg.
+    """
+    flags.threads(threads)
+    document = _roofline(_artifacts(artifacts), threads, seconds, output.say)
+    return _finish(document, out)
+
+
+@app.command
+def prepare(
+    gguf: Path, /, *, into: Path, python: str = sys.executable, llama_bin: Path | None = None
+) -> int:
+    """Make every peer's form of a model, fp32, int8 and int4, all from one GGUF's weights.
+
+    Example: python -m bench prepare model.gguf --into peers --llama-bin llama.cpp/build/bin
+
+    Args:
+        gguf: The model.
+        into: Folder for the models and peers.json; what is there already stays.
+        python: A Python with the peers' packages: transformers, onnxruntime-genai, openvino-genai.
+        llama_bin: Folder of llama-server and llama-quantize.
+    """
+    found, absent = make_models(gguf, into, python, llama_bin, output.say)
+    print("\n".join(f"ready   {p.name} {p.bits}" for p in found))
+    print("\n".join(f"absent  {a.name}: {a.why}" for a in absent))
+    return output.EXIT_OK
+
+
+@app.command(name="report")
+def whole_report(
+    *artifacts: str, prepared: Path, threads: int = 0, minutes: float = 12,
+    quick: Annotated[bool, Parameter(negative="")] = False, new_tokens: int = 64,
+    out: Path | None = None,
+) -> int:  # fmt: skip
+    """Roofline, rows and peers side by side, in about `minutes`. Run it on a quiet machine.
+
+    Example: python -m bench report fp32=a.specc int8=b.specc --prepared peers --out report
+
+    Args:
+        artifacts: fp32=ARTIFACT, int8=ARTIFACT, int4=ARTIFACT; peers of these precisions take part.
+        prepared: Folder that `prepare` made.
+        threads: For every engine; 0 takes the physical cores this process may use.
+        minutes: Repeats are as many as fit; each engine runs each prompt once at least.
+        quick: About 4 minutes: shorter answers, and without transformers.
+        new_tokens: Tokens to decode for each prompt, 8 or more.
+        out: Folder for report.json, report.txt and report.svg.
+    """
+    flags.threads(threads)
+    flags.at_least("--new-tokens", new_tokens, 8)
+    ours = _artifacts(artifacts)
+    others, absent = listed(prepared)
+    if quick:
+        minutes, new_tokens = min(minutes, 4), 24
+        absent += [
+            Absent(c.name, "left out by --quick") for c in others if c.name == "transformers"
+        ]
+        others = [c for c in others if c.name != "transformers"]
+    began = time.monotonic()
+    document = _roofline(ours, threads, minutes * 60 * 0.2, output.say)
+    contenders = [Contender("specc", "specc", bits, str(path)) for bits, path in ours.items()]
+    contenders += [c for bits in ours for c in others if c.bits == bits]
+    with Artifact.load(next(iter(ours.values())), threads) as engine:
+        tasks = [peers.Task(t, new_tokens, False) for t in texts.by_length(engine, new_tokens)]
+        for text in (*texts.copying(engine), *texts.chatting(engine, new_tokens)):
+            tasks += [peers.Task(text, 2 * new_tokens, draft) for draft in (False, True)]
+    left = minutes * 60 - (time.monotonic() - began)
+    answers, failed = peers.compare(contenders, tasks, document["threads"], left, output.say)
+    document["peers"] = [_figure(f) for f in peers.figures(answers)]
+    document["absent"] = [asdict(a) for a in (*absent, *failed)]
+    document["minutes"] = (time.monotonic() - began) / 60
+    return _finish(document, out)
+
+
+def _artifacts(named: tuple[str, ...]) -> dict[str, Path]:
+    found = {}
+    for text in named:
+        bits, equals, path = text.partition("=")
+        if not equals or bits not in BITS or bits in found:
+            raise flags.bad_value("ARTIFACT", "fp32=PATH, int8=PATH or int4=PATH, each once", text)
+        found[bits] = Path(path)
+    if not found:
+        raise flags.conflict("nothing to measure", "name an artifact: fp32=smol.specc")
+    return found
+
+
+def _roofline(
+    artifacts: dict[str, Path], threads: int, seconds: float, say: Callable[[str], object]
+) -> dict[str, Any]:
+    """Limits are measured before and after, and the higher one counts."""
+    found: dict[str, tuple[Path, Artifact, list[functions.Timing]]] = {}
+    document: dict[str, Any] = {"machine": machine.about()}
+    with Probes() as probes:
+        for bits, path in artifacts.items():
+            with Artifact.load(path, threads) as artifact:
+                document["threads"] = artifact.threads
+                if not found:
+                    say("limits of the machine")
+                    limits = probes.limits(artifact.threads)
+                say(f"functions of {path}")
+                timings = _time(artifact, seconds / len(artifacts))
+                found[bits] = (path, artifact, timings)
+        limits = limits.best(probes.limits(document["threads"]))
+        document["dispatch"] = asdict(probes.dispatch(document["threads"]))
+    document["limits"] = asdict(limits)
+    document["artifacts"] = {
+        bits: _measured(path, artifact, timings, limits)
+        for bits, (path, artifact, timings) in found.items()
+    }
+    return document
+
+
+def _time(artifact: Artifact, seconds: float) -> list[functions.Timing]:
+    manifest = artifact.manifest
+    room = manifest.model.max_model_len - manifest.model.prefill_chunk
+    contexts = [c for c in DECODE_CONTEXTS if c <= room] or [max(1, room // 2)]
+    calls = functions.step_calls(manifest, contexts[0])
+    calls += functions.prefill_calls(manifest, contexts[0], (*ROWS, manifest.model.prefill_chunk))
+    for context in contexts[1:]:
+        calls += functions.step_calls(manifest, context)[:1]
+    return functions.time_calls(artifact, texts.prose(artifact, contexts[-1]), calls, seconds)
+
+
+def _measured(
+    path: Path, artifact: Artifact, timings: list[functions.Timing], limits: Limits
+) -> dict[str, object]:
+    shares = functions.shares(path, artifact.manifest, timings, limits)
+    first = timings[0].call.context
+    rows = functions.row_costs([t for t in timings if t.call.context == first])
+    return {
+        "functions": [
+            {
+                **asdict(s.timing.call), "times": s.timing.times, "median_s": s.timing.median_s,
+                "least_s": s.timing.least_s, "bytes": s.bytes, "operations": s.operations,
+                "limit_s": s.limit_s, "share": s.share, "bound": s.bound,
+            }
+            for s in shares
+        ],
+        "rows": [asdict(r) for r in rows],
+    }  # fmt: skip
+
+
+def _figure(figure: peers.Figure) -> dict[str, object]:
+    numbers = {
+        f.name: getattr(figure, f.name)
+        for f in dataclasses.fields(figure)
+        if f.name not in ("contender", "task")
+    }
+    return {
+        "engine": figure.contender.name, "bits": figure.contender.bits,
+        "text": figure.task.text.name, "prompt_tokens": len(figure.task.text.ids),
+        "new_tokens": figure.task.new, "draft": figure.task.draft, **numbers,
+    }  # fmt: skip
+
+
+def _finish(document: dict[str, Any], out: Path | None) -> int:
+    text = report.render(document)
+    print(text)
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "report.json").write_text(json.dumps({"schema": 1, **document}, indent=1), "utf-8")
+        (out / "report.txt").write_text(text + "\n", "utf-8")
+        if picture.draw(document, out / "report.svg"):
+            output.say(f"{out}/report.json, report.txt, report.svg")
+        else:
+            output.say(
+                f"{out}/report.json, report.txt; a picture needs matplotlib: pip install matplotlib"
+            )
+    return output.EXIT_OK
+
+
+def main() -> int:
+    """Run a verb; errors are reported as those of `specc` are."""
+    return cli.main(app=app)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,133 @@
+"""Makes every engine's form of one model, from the same weights; says what could not be made."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from specc.errors import UsageError
+
+BITS = ("fp32", "int8", "int4")
+_GGUF_TYPES = {"fp32": "F32", "int8": "Q8_0", "int4": "Q4_0"}
+LISTING = "peers.json"
+
+
+@dataclass(frozen=True)
+class Contender:
+    """An engine with a model: `kind` is a function of worker.py, run by the program `python`."""
+
+    name: str
+    kind: str
+    bits: str
+    model: str
+    python: str = sys.executable
+    option: str = ""
+
+
+@dataclass(frozen=True)
+class Absent:
+    """What takes no part, and why."""
+
+    name: str
+    why: str
+
+
+def listed(folder: Path) -> tuple[list[Contender], list[Absent]]:
+    """What `prepare` left in `folder`."""
+    path = folder / LISTING
+    if not path.is_file():
+        raise UsageError(
+            "SPECC-E0119", "no peers were prepared there", where=str(path),
+            cure="python -m bench prepare MODEL.gguf --into FOLDER",
+        )  # fmt: skip
+    found = json.loads(path.read_text("utf-8"))
+    return [Contender(**c) for c in found["peers"]], [Absent(**a) for a in found["absent"]]
+
+
+def prepare(
+    gguf: Path, into: Path, python: str, llama_bin: Path | None, say: Callable[[str], object]
+) -> tuple[list[Contender], list[Absent]]:
+    """Convert `gguf` for each peer that is installed; what is there already stays.
+
+    `python` has the peers' packages; `llama_bin` is the folder of llama-server and llama-quantize.
+    """
+    into.mkdir(parents=True, exist_ok=True)
+    peers: list[Contender] = []
+    absent: list[Absent] = []
+
+    def offer(peer: Contender, commands: Sequence[Sequence[str]]) -> None:
+        say(f"{peer.name} {peer.bits}")
+        if (why := _make(Path(peer.model), commands)) is None:
+            peers.append(peer)
+        else:
+            absent.append(Absent(f"{peer.name} {peer.bits}", why))
+
+    floats = into / "transformers"
+    offer(
+        Contender("transformers", "transformers", "fp32", str(floats), python),
+        [[python, "-c", _TO_FOLDER, str(gguf), str(floats)]],
+    )
+    for bits in BITS:
+        target = into / f"onnxruntime-{bits}"
+        offer(
+            Contender("onnxruntime-genai", "onnxruntime_genai", bits, str(target), python),
+            [[python, "-m", "onnxruntime_genai.models.builder", "-i", str(floats),
+              "-o", str(target), "-p", bits, "-e", "cpu", "-c", str(into / "cache")]],
+        )  # fmt: skip
+        target = into / f"openvino-{bits}"
+        offer(
+            Contender("openvino-genai", "openvino_genai", bits, str(target), python),
+            [[python, "-m", "optimum.commands.optimum_cli", "export", "openvino", "-m", str(floats),
+              "--task", "text-generation-with-past", "--weight-format", bits, str(target)]],
+        )  # fmt: skip
+        target = into / f"llama-{_GGUF_TYPES[bits]}.gguf"
+        if llama_bin is None:
+            absent.append(Absent(f"llama.cpp {bits}", "no --llama-bin"))
+            continue
+        quantize = [str(llama_bin / "llama-quantize"), "--allow-requantize"]
+        source = gguf if bits == "fp32" else into / "llama-F32.gguf"
+        server = str(llama_bin / "llama-server")
+        offer(
+            Contender("llama.cpp", "llama_cpp", bits, str(target), option=server),
+            [[*quantize, str(source), str(target), _GGUF_TYPES[bits]]],
+        )
+    document = {"peers": [asdict(p) for p in peers], "absent": [asdict(a) for a in absent]}
+    (into / LISTING).write_text(json.dumps(document, indent=1), "utf-8")
+    return peers, absent
+
+
+_TO_FOLDER = """
+import sys, torch
+from pathlib import Path
+from transformers import AutoModelForCausalLM, AutoTokenizer
+gguf, folder = Path(sys.argv[1]), sys.argv[2]
+where = dict(pretrained_model_name_or_path=str(gguf.parent), gguf_file=gguf.name)
+model = AutoModelForCausalLM.from_pretrained(dtype=torch.float32, **where)
+model.config.dtype = torch.float32
+model.save_pretrained(folder)
+AutoTokenizer.from_pretrained(**where).save_pretrained(folder)
+"""
+
+
+def _make(target: Path, commands: Sequence[Sequence[str]]) -> str | None:
+    """Run `commands` unless `target` is there; why it could not be made, or None."""
+    if target.exists():
+        return None
+    for command in commands:
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+        except OSError as error:
+            return f"{command[0]}: {error.strerror}"
+        if done.returncode == 0:
+            continue
+        if target.is_dir():
+            shutil.rmtree(target)
+        target.unlink(missing_ok=True)
+        lines = (done.stderr or done.stdout).strip().splitlines()
+        return lines[-1][:300] if lines else f"exit code {done.returncode}"
+    return None if target.exists() else f"{commands[-1][0]} made no {target.name}"

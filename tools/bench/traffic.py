@@ -1,0 +1,97 @@
+"""What a call of a function must read and compute, from an artifact's manifest and weights.
+
+Only what cannot be avoided: every weight once, and the rows of the key and value caches that lie
+before the context's end. Activations stay in cache and count as nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from specc.runtime import Manifest
+
+_LOOKED_UP_BY = "%tokens"
+_FLOATS = ("F32", "F16", "BF16", "F64")
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Of one function. A call of T rows at context c reads `weights + c * per_position` bytes.
+
+    `products`: elements of the matrices, so that T rows take 2 * T * products operations; attention
+    adds 2 * T * c * `per_position_products`. `integers`: whether the matrices are quantised.
+    """
+
+    weights: int
+    per_position: int
+    products: int
+    per_position_products: int
+    integers: bool
+
+    def bytes(self, context: int) -> int:
+        """Read by a call whose text is `context` tokens long."""
+        return self.weights + context * self.per_position
+
+    def operations(self, rows: int, context: int) -> int:
+        """Multiplications and additions of `rows` rows."""
+        return 2 * rows * (self.products + context * self.per_position_products)
+
+
+def of(artifact: Path, manifest: Manifest, function: str) -> Traffic:
+    """Traffic of `function`.
+
+    A weight that is looked up by token (an embedding that is not the head as well) counts as
+    nothing. Every expert of a mixture counts, though a row reads a few.
+    """
+    tensors = _header(artifact / manifest.weights_file)
+    buffers = {b["name"]: b for b in manifest.raw["state"]}
+    streamed: set[str] = set()
+    cached: set[str] = set()
+    for call in manifest.raw["functions"][function]["plan"]:
+        cached |= {r[2:] for r in call["in"] if r.startswith("s:")}
+        if _LOOKED_UP_BY not in call["in"]:
+            streamed |= {r[2:] for r in call["in"] if r.startswith("w:")}
+    held = [tensors[name] for name in streamed]
+    long = manifest.model.max_model_len
+    rows = [buffers[n] for n in cached if long in buffers[n]["shape"]]
+    query_heads = _query_heads(manifest)
+    return Traffic(
+        weights=sum(t["data_offsets"][1] - t["data_offsets"][0] for t in held),
+        per_position=sum(b["bytes"] // long for b in rows),
+        products=sum(_elements(t) for t in held),
+        per_position_products=sum(_per_position(b, long, query_heads) for b in rows),
+        integers=any(t["dtype"] not in _FLOATS and len(t["shape"]) > 1 for t in held),
+    )
+
+
+def _header(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        (size,) = struct.unpack("<Q", file.read(8))
+        header: dict[str, Any] = json.loads(file.read(size))
+    header.pop("__metadata__", None)
+    return header
+
+
+def _elements(tensor: Mapping[str, Any]) -> int:
+    """Of a matrix. Bytes of a packed one hold two elements of 4 bits each."""
+    count: int = prod(tensor["shape"])
+    if len(tensor["shape"]) < 2:
+        return 0
+    return 2 * count if tensor["dtype"] == "U8" else count
+
+
+def _query_heads(manifest: Manifest) -> int | None:
+    found = manifest.raw["model"].get("num_attention_heads")
+    return int(found) if found is not None else None
+
+
+def _per_position(buffer: Mapping[str, Any], long: int, query_heads: int | None) -> int:
+    """Elements of a cache's row, as often as query heads share them."""
+    each: int = prod(buffer["shape"]) // long
+    return each if query_heads is None else each // int(buffer["shape"][0]) * query_heads

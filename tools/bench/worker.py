@@ -1,0 +1,223 @@
+"""One engine with one model in a process of its own: answers requests on stdin with JSON lines.
+
+    python worker.py KIND MODEL THREADS [OPTION]
+
+It is run by the Python that has the engine's package and imports nothing of specc but for KIND
+`specc`. A request is {"ids": [...], "new": N, "draft": false}; the answer holds seconds to the
+first token, seconds of the other N - 1, and the ids. Every engine decodes greedily, past the end of
+text, on THREADS threads. `draft` asks for the engine's own n-gram drafter.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+
+DRAFTS = 5
+"""Tokens that a peer's n-gram drafter proposes, where it wants to be told."""
+NGRAM = 3
+
+Answer = tuple[float, float, list[int]]
+Engine = Callable[[list[int], int, bool], Answer]
+
+
+def specc(model: str, threads: int, _option: str) -> Engine:
+    """An artifact; `draft` lets its own drafter run with adaptive K."""
+    from specc.runtime import Artifact
+
+    artifact = Artifact.load(model, threads)
+
+    def run(ids: list[int], new: int, draft: bool) -> Answer:
+        with artifact.session() as session:
+            k = -1 if draft else 0
+            session.configure(max_tokens=new, ignore_eos=True, num_speculative_tokens=k)
+            began = time.perf_counter()
+            session.append(ids)
+            return _stepwise(began, session.iterate())
+
+    return run
+
+
+def transformers(model: str, threads: int, _option: str) -> Engine:
+    """Eager torch, float32."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    torch.set_num_threads(threads)
+    loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    loaded.generation_config.eos_token_id = None
+
+    class Clock:
+        def __init__(self) -> None:
+            self.times: list[float] = []
+
+        def put(self, value: object) -> None:
+            self.times.append(time.perf_counter())
+
+        def end(self) -> None:
+            pass
+
+    def run(ids: list[int], new: int, draft: bool) -> Answer:
+        clock = Clock()  # put once for the prompt, then for every token or group of tokens
+        how = {"prompt_lookup_num_tokens": DRAFTS, "max_matching_ngram_size": NGRAM}
+        began = time.perf_counter()
+        out = loaded.generate(
+            torch.tensor([ids]), attention_mask=torch.ones(1, len(ids), dtype=torch.long),
+            max_new_tokens=new, min_new_tokens=new, do_sample=False, streamer=clock, pad_token_id=0,
+            **(how if draft else {}),
+        )  # fmt: skip
+        ended = time.perf_counter()
+        first = clock.times[1]
+        return first - began, ended - first, out[0, len(ids) :].tolist()
+
+    return run
+
+
+def onnxruntime_genai(model: str, threads: int, _option: str) -> Engine:
+    """A folder made by its model builder; `intra_op_num_threads` is set here."""
+    import onnxruntime_genai as og
+
+    config = og.Config(model)
+    config.overlay(json.dumps(
+        {"model": {"decoder": {"session_options": {"intra_op_num_threads": threads}}}}
+    ))  # fmt: skip
+    loaded = og.Model(config)
+
+    def run(ids: list[int], new: int, draft: bool) -> Answer:
+        params = og.GeneratorParams(loaded)
+        params.set_search_options(
+            max_length=len(ids) + new, min_length=len(ids) + new, do_sample=False
+        )
+        if draft:
+            params.set_speculative_options(ngram_size=NGRAM, max_draft_tokens=DRAFTS)
+        generator = og.Generator(loaded, params)
+
+        def tokens() -> Iterator[int]:
+            generator.append_tokens(ids)
+            seen = len(ids)
+            while seen < len(ids) + new and not generator.is_done():
+                generator.generate_next_token()
+                sequence = generator.get_sequence(0)
+                yield from map(int, sequence[seen : len(ids) + new])
+                seen = len(sequence)
+
+        return _stepwise(time.perf_counter(), tokens())
+
+    return run
+
+
+def openvino_genai(model: str, threads: int, _option: str) -> Engine:
+    """A folder converted by optimum-intel."""
+    import numpy
+    import openvino
+    import openvino_genai as og
+
+    how = {"INFERENCE_NUM_THREADS": threads}
+    # Prompt lookup is decided when the pipeline is made, so both are kept; weights are mapped.
+    plain = og.LLMPipeline(model, "CPU", **how)
+    lookup: list[og.LLMPipeline] = []
+
+    def run(ids: list[int], new: int, draft: bool) -> Answer:
+        if draft and not lookup:
+            lookup.append(og.LLMPipeline(model, "CPU", prompt_lookup=True, **how))
+        config = og.GenerationConfig(max_new_tokens=new, ignore_eos=True, do_sample=False)
+        if draft:
+            config.num_assistant_tokens, config.max_ngram_size = DRAFTS, NGRAM
+        prompt = og.TokenizedInputs(
+            openvino.Tensor(numpy.array([ids], dtype=numpy.int64)),
+            openvino.Tensor(numpy.ones((1, len(ids)), dtype=numpy.int64)),
+        )
+        done = (lookup[0] if draft else plain).generate(prompt, config)
+        first = done.perf_metrics.get_ttft().mean / 1e3
+        whole = done.perf_metrics.get_generate_duration().mean / 1e3
+        return first, whole - first, list(done.tokens[0])
+
+    return run
+
+
+def llama_cpp(model: str, threads: int, option: str) -> Engine:
+    """`option`: the llama-server program. Timed by the server itself, without HTTP."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        ports = [probe.getsockname()[1] + i for i in (0, 1)]
+    servers: dict[bool, subprocess.Popen[bytes]] = {}
+
+    def serve(draft: bool) -> None:
+        command = [
+            option, "-m", model, "-t", str(threads), "-tb", str(threads), "-c", "2560", "-np", "1",
+            "--host", "127.0.0.1", "--port", str(ports[draft]), "--no-webui", "-fa", "off",
+            *(["--spec-type", "ngram-map-k", "--spec-ngram-map-k-size-n", str(NGRAM),
+               "--spec-ngram-map-k-size-m", "8"] if draft else []),
+        ]  # fmt: skip
+        servers[draft] = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        for _ in range(600):
+            if servers[draft].poll() is not None:
+                raise RuntimeError(f"{' '.join(command)} ended with {servers[draft].returncode}")
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{ports[draft]}/health", timeout=5)
+            except OSError:
+                time.sleep(0.1)
+            else:
+                return
+        raise RuntimeError("the server does not answer")
+
+    def run(ids: list[int], new: int, draft: bool) -> Answer:
+        if draft not in servers:
+            serve(draft)
+        body = {
+            "prompt": ids, "n_predict": new, "ignore_eos": True, "cache_prompt": False,
+            "temperature": 0, "samplers": ["top_k"], "top_k": 1, "return_tokens": True,
+        }  # fmt: skip
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{ports[draft]}/completion", json.dumps(body).encode(),
+            {"Content-Type": "application/json"},
+        )  # fmt: skip
+        with urllib.request.urlopen(request, timeout=600) as reply:
+            found = json.load(reply)
+        timings, tokens = found["timings"], found["tokens"]
+        # It may say more than was asked for: count what it timed.
+        seconds = timings["predicted_ms"] / 1e3 * (new - 1) / (timings["predicted_n"] - 1)
+        return timings["prompt_ms"] / 1e3, seconds, tokens[:new]
+
+    return run
+
+
+def _stepwise(began: float, tokens: Iterator[int]) -> Answer:
+    first = next(tokens)
+    at_first = time.perf_counter()
+    rest = list(tokens)
+    return at_first - began, time.perf_counter() - at_first, [first, *rest]
+
+
+KINDS = {f.__name__: f for f in (specc, transformers, onnxruntime_genai, openvino_genai, llama_cpp)}
+
+
+def main() -> None:
+    """Load, say so, answer until stdin ends."""
+    kind, model, threads, option = (*sys.argv[1:], "")[:4]
+    answers = os.fdopen(os.dup(1), "w")  # engines print what they like to stdout
+    os.dup2(2, 1)
+    try:
+        engine = KINDS[kind](model, int(threads), option)
+        answers.write('{"ready": true}\n')
+        answers.flush()
+        for line in sys.stdin:
+            asked = json.loads(line)
+            first, rest, ids = engine(asked["ids"], asked["new"], asked["draft"])
+            answers.write(json.dumps({"first_s": first, "rest_s": rest, "ids": ids}) + "\n")
+            answers.flush()
+    except Exception as error:
+        answers.write(json.dumps({"error": f"{type(error).__name__}: {error}"}) + "\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    main()
