@@ -70,7 +70,7 @@ def main(
     flags.at_least("--timeout", timeout, 0)
     flags.at_least("--drain-timeout", drain_timeout, 0)
     flags.at_least("--max-sessions", max_sessions, 1)
-    flags.at_least("--threads", threads, 0)
+    flags.threads(threads)
     if not 0 <= port <= MOST_PORT:
         raise flags.bad_value("--port", f"0 to {MOST_PORT}", port)
     if not metrics_prefix.isidentifier():
