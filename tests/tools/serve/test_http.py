@@ -146,6 +146,10 @@ def test_chat(server: Server, artifact: Artifact, tiny_artifact: Path) -> None:
     deltas = [p.choices[0].delta for p in pieces if p.choices]
     assert deltas[0].role == "assistant"
     assert "".join(d.content or "" for d in deltas) == text
+    # The client sends an answer back with a null for all that it did not have.
+    message = {**whole.choices[0].message.model_dump(), "annotations": None}
+    asked["messages"] = [*messages, message, {"role": "user", "content": "and?"}]
+    assert create(**asked).usage.prompt_tokens > whole.usage.total_tokens
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -239,12 +243,41 @@ def test_a_client_that_goes_away_frees_its_slots(server: Server, stream: bool) -
     assert metric(server, "generation_tokens_total") - made < 24 * 220
 
 
+def test_clients_that_come_and_go_do_not_disturb_the_others(
+    server: Server, artifact: Artifact
+) -> None:
+    """Twelve at once, of whom every other one leaves in the middle of its answer."""
+
+    def talk(number: int) -> list[int] | None:
+        stream = server.client().completions.create(
+            model=server.model, prompt=f"{PROMPT} {number}", max_tokens=100, temperature=0.7, seed=number,
+            stream=True, extra_body=REPORT,
+        )  # fmt: skip
+        pieces = []
+        for piece in stream:
+            pieces.append(piece)
+            if number % 2 and len(pieces) > number % 11:
+                stream.close()
+                return None
+        tokens: list[int] = pieces[-1].specc["choices"][0]["token_ids"]  # type: ignore[attr-defined]
+        return tokens
+
+    with ThreadPoolExecutor(12) as pool:
+        told = list(pool.map(talk, range(24)))
+    for number, tokens in enumerate(told):
+        if number % 2 == 0:
+            prompt = f"{PROMPT} {number}"
+            assert tokens == said(artifact, prompt, 100, temperature=0.7, seed=number)[0]
+    assert until(lambda: metric(server, "num_requests_running") == 0, 2)
+    assert metric(server, "num_requests_waiting") == metric(server, "state_bytes") == 0
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
         ("top_p", 0.5), ("top_k", 5), ("presence_penalty", 1), ("frequency_penalty", -1), ("logprobs", 0),
         ("logit_bias", {"5": 1}), ("best_of", 3), ("suffix", "x"), ("min_tokens", 3), ("typo", 1),
-        ("response_format", {"type": "json_object"}), ("repetition_penalty", 1.1),
+        ("response_format", {"type": "json_object"}), ("repetition_penalty", 1.1), ("store", True),
     ],
 )  # fmt: skip
 def test_what_the_engine_cannot_do_is_refused_by_name(

@@ -22,6 +22,7 @@ from specc.measurement import (
 )
 from specc.progress import SilentProgress, TerminalProgress
 from specc.prompts import Prompt
+from specc.report import page
 from specc.runtime import Artifact, Manifest
 
 ADAPTIVE_ARM = "adaptive"
@@ -36,6 +37,7 @@ def main(
     repeats: int = 5,
     synthetic_acceptance: str | None = None,
     threads: int = 0,
+    report: Path | None = None,
     json: Json = False,
 ) -> int:
     """Measure an artifact against its own plain decoding.
@@ -53,6 +55,7 @@ def main(
         synthetic_acceptance: Play a drafter of this acceptance by position, as in 0.8,0.6. NOT
             SEMANTIC: it knows the plain tokens, and tells what such a drafter would be worth here.
         threads: Threads; 0 takes the physical cores this process may use.
+        report: HTML file to write, one page with plots.
         json: Print one JSON object on stdout.
     """
     flags.at_least("--max-tokens", max_tokens, 2)
@@ -61,6 +64,8 @@ def main(
     rates: tuple[float, ...] = ()
     if synthetic_acceptance is not None:
         rates = flags.probabilities("--synthetic-acceptance", synthetic_acceptance)
+    if report is not None and not report.absolute().parent.is_dir():
+        raise flags.bad_value("--report", "a file in a folder that exists", report)
     asked = prompts.from_file(prompts_file) if prompts_file else prompts.built_in()
     progress = SilentProgress() if json else TerminalProgress()
     with open_compiled(artifact, threads) as engine:
@@ -73,6 +78,9 @@ def main(
         with progress.phase(f"measure {prompts.total(asked)}, {repeats} times"):
             found = measure(engine, asked, max_tokens, repeats, synthetic=rates)
         phases = _phases(engine, found, asked)
+    if report is not None:
+        text = page(manifest, found, phases, verdict(manifest, found), semantic=not rates)
+        report.write_text(text, "utf-8")
     if json:
         output.emit(payload(manifest, found, phases, rates))
     else:

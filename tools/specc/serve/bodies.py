@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from specc.errors import RequestError
 from specc.runtime import ADAPTIVE
@@ -21,20 +21,14 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "length_penalty": (1,), "logit_bias": ({},), "logprobs": (False,), "min_p": (0,), "min_tokens": (0,),
     "modalities": (["text"],), "parallel_tool_calls": (True,), "prediction": (),
     "presence_penalty": (0,), "prompt_logprobs": (), "reasoning_effort": (),
-    "repetition_penalty": (1,), "response_format": ({"type": "text"},), "structured_outputs": (),
+    "repetition_penalty": (1,), "response_format": ({"type": "text"},), "service_tier": ("auto", "default"),
+    "store": (False,), "structured_outputs": (),
     "suffix": (), "top_k": (0, -1), "top_logprobs": (), "top_p": (1,), "use_beam_search": (False,),
     "verbosity": (), "web_search_options": (),
 }  # fmt: skip
 """What others can do and this engine cannot, with the values that ask for nothing."""
 
-_WITHOUT_EFFECT = (
-    "metadata",
-    "prompt_cache_key",
-    "safety_identifier",
-    "service_tier",
-    "store",
-    "user",
-)
+_WITHOUT_EFFECT = ("metadata", "prompt_cache_key", "safety_identifier", "user")
 """For the operator of a service, not for the model: taken, and nothing is done with them."""
 
 
@@ -121,6 +115,16 @@ class ChatMessage(_Strict):
     reasoning_content: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, message: Any) -> Any:
+        """An answer of before, sent back with all that it could have had."""
+        return (
+            {k: v for k, v in message.items() if v is not None}
+            if isinstance(message, dict)
+            else message
+        )
 
     def for_template(self) -> dict[str, Any]:
         """As templates expect it: content in one text, arguments as an object."""

@@ -70,6 +70,11 @@ class Metrics:
             "Mean time of a token after the first.",
             _TOKEN_S,
         )
+        self.between = seconds(
+            "inter_token_latency_seconds",
+            "Time of a token after the first; those of a round share it.",
+            _TOKEN_S,
+        )
         self.whole = seconds("e2e_request_latency_seconds", "Arrival to end.", _REQUEST_S)
         self.queued = seconds("request_queue_time_seconds", "Arrival to slot.", _REQUEST_S)
         self._drafted_in_all = self._accepted_in_all = 0
@@ -89,6 +94,10 @@ class Metrics:
     def turned(self, job: Job, progress: Progress, seen: int) -> None:
         self.prompt_tokens[""].inc(progress.prefilled)
         self.new_tokens[""].inc(seen)
+        if seen and job.last_token is not None:
+            each = (time.monotonic() - job.last_token) / seen
+            for _ in range(seen):
+                self.between[""].observe(each)
         if not progress.played:
             return
         self.rounds[""].inc()

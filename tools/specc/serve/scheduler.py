@@ -42,6 +42,7 @@ class Job:
         self.deadline = self.arrived + timeout if timeout else None
         self.admitted: float | None = None
         self.first_token: float | None = None
+        self.last_token: float | None = None
         self.ended: float | None = None
         self.token_ids: list[int] = []
         self.reason = ""
@@ -218,9 +219,10 @@ class Scheduler:
 
     def _tell(self, slot: Any, job: Job, progress: Progress) -> None:
         event, seen = job.read(progress)
-        if event.token_ids and job.first_token is None:
-            job.first_token = time.monotonic()
         self._observer.turned(job, progress, seen)
+        if seen:
+            job.last_token = time.monotonic()
+            job.first_token = job.first_token or job.last_token
         if event.finish:
             job.reason = event.finish
             self._close(slot)
