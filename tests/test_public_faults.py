@@ -14,6 +14,7 @@ TESTS = Path(__file__).parent
 _TEXT, _ARTIFACT = "faults/test_text.py", "faults/test_artifact.py"
 _KERNELS, _PYTHON = "runtime/test_kernels.py", "runtime/test_python.py"
 _INDUCTOR, _FAMILIES = "backends/test_inductor.py", "ir/importers/test_families.py"
+_DRAFTERS = "ir/importers/drafters"
 _OPTIONS = f"{_ARTIFACT}::test_b22_b24_b26_b32_what_is_not_built_is_refused_by_name"
 
 COVERED: dict[str, tuple[str, ...]] = {
@@ -54,18 +55,28 @@ COVERED: dict[str, tuple[str, ...]] = {
     "B56": (f"{_TEXT}::test_b56_a_prompt_of_three_chunks",
             "passes/test_pipelines.py::test_chunks_of_the_prompt_do_not_matter"),
     "B58": (f"{_TEXT}::test_b58_padding_of_the_head_is_never_chosen",
-            "passes/test_build_accept.py::test_padding_of_the_head_is_never_chosen"),
+            "passes/test_build_accept.py::test_padding_of_the_head_is_never_chosen",
+            f"{_DRAFTERS}/test_refusals.py::test_b58_padding_of_the_vocabulary"),
     "B60": (f"{_TEXT}::test_b60_ids_that_no_token_has",
             "ir/importers/test_folder.py::test_tokenizer_beyond_the_head"),
     "B62": (f"{_ARTIFACT}::test_b62_a_character_of_several_tokens_in_a_stream",
             f"{_ARTIFACT}::test_b62_the_c_program_writes_whole_characters",
             "tools/test_streaming.py::test_whatever_the_tokens_are"),
     "B64": (f"{_ARTIFACT}::test_b64_b66_heads_are_what_the_tensors_say",
-            "ir/importers/test_folder.py::test_refused_by_name"),
+            "ir/importers/test_folder.py::test_refused_by_name", f"{_DRAFTERS}/test_refusals.py::test_refused"),
     "B66": (f"{_ARTIFACT}::test_b64_b66_heads_are_what_the_tensors_say",
             "ir/importers/test_folder.py::test_tensors_decide_about_tying"),
-    "B72": (f"{_ARTIFACT}::test_b72_a_method_that_the_drafter_is_not_for",
+    # Which layout a checkpoint has is read; that the reading matters is shown by misreading it.
+    "B68": (f"{_DRAFTERS}/test_parity.py::test_same_drafts",
+            f"{_DRAFTERS}/test_parity.py::test_each_convention_matters"),
+    "B70": (f"{_DRAFTERS}/test_refusals.py::test_refused",),
+    "B72": (f"{_DRAFTERS}/test_refusals.py::test_b72_another_method",
+            f"{_ARTIFACT}::test_b72_a_method_that_the_drafter_is_not_for",
             "tools/test_flags.py::test_a_method_that_was_nearly_meant"),
+    "B74": (f"{_DRAFTERS}/test_eagle.py::test_medusa",),
+    "B76": (f"{_DRAFTERS}/test_eagle.py::test_eagle3_of_speculators",
+            f"{_DRAFTERS}/test_eagle.py::test_eagle3_of_modelopt",
+            f"{_DRAFTERS}/test_eagle.py::test_eagle3_of_safeailab", f"{_DRAFTERS}/test_parity.py::test_same_drafts"),
     # Every family with any number of rows; then T = 1, each K + 1, and prefill, compiled.
     "B78": (f"{_FAMILIES}::test_same_logits_as_transformers",
             "ir/test_infer.py::test_rows_are_told_from_widths_of_the_same_number",
@@ -95,10 +106,6 @@ WAITING: dict[str, str] = {
     "B40": "published heads: issue 4",
     "B42": "a server that runs for hours: issue 5",
     "B52": "quantised caches: issue 3",
-    "B68": "imported heads and their layouts: issue 4",
-    "B70": "quantised heads: issues 3 and 4",
-    "B74": "Medusa heads: issue 4",
-    "B76": "formats of published heads: issue 4",
     "B84": "more than one GPU: issue 6",
     "B86": "loading from memory: issue 5",
     "B90": "memory while compiling, measured in a group of limited memory: issue 8 (the peak is printed now)",

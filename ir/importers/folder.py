@@ -19,6 +19,19 @@ if TYPE_CHECKING:
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
+MTP_COUNTS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "n_mtp_layers")
+"""Keys that say how many multi-token-prediction layers a checkpoint has."""
+
+
+def mtp_prefixes(config: dict[str, Any]) -> tuple[str, ...]:
+    """Beginnings of the names of tensors that are of MTP layers in a checkpoint with this config.json."""
+    inner = config.get("text_config")
+    text = inner if isinstance(inner, dict) else config
+    counted = next((text[k] for k in MTP_COUNTS if isinstance(text.get(k), int)), 0)
+    last = text.get("num_hidden_layers", 0)
+    return ("mtp.", "model.mtp_layers.", *(f"model.layers.{last + i}." for i in range(counted)))
+
+
 def load_folder(folder: Path) -> PreTrainedModel:
     """Load a folder in Hugging Face form as float32.
 
@@ -46,7 +59,7 @@ def load_folder(folder: Path) -> PreTrainedModel:
             cure="check config.json against the model's published one",
         ) from error
     model, report = loaded
-    _check_report(report, folder)
+    _check_report(report, folder, config)
     _check_tied(model, files, folder)
     _check_finite(model, folder)
     return model  # type: ignore[no-any-return]
@@ -122,7 +135,7 @@ def _check_files(folder: Path) -> dict[str, Path]:
     return tensors
 
 
-def _check_report(report: dict[str, Any], folder: Path) -> None:
+def _check_report(report: dict[str, Any], folder: Path, config: dict[str, Any]) -> None:
     if wrong := sorted(report["mismatched_keys"]):
         name, found, expected = wrong[0]
         raise ModelError(
@@ -142,7 +155,9 @@ def _check_report(report: dict[str, Any], folder: Path) -> None:
             cure="download all weight files; if lm_head is meant to be the embedding, set "
             "tie_word_embeddings to true",
         )
-    if extra := sorted(report["unexpected_keys"]):
+    # Layers that draft (multi-token prediction) stand beside the model; transformers has no place for them.
+    beside = mtp_prefixes(config)
+    if extra := sorted(k for k in report["unexpected_keys"] if not k.startswith(beside)):
         raise ModelError(
             "SPECC-E0208",
             f"{len(extra)} tensor(s) are not part of the model that config.json describes",

@@ -54,7 +54,7 @@ def refuse_config(raw: dict[str, Any], where: str) -> None:
             f"{head} is a draft head for another model, not a model",
             where=where,
             expected="a whole language model",
-            cure="use --method ngram, suffix or draft_model; trained heads are not built yet",
+            cure="name the model that it drafts for, and this with --drafter",
         )
     if not _known(kind):
         raise _refusal(

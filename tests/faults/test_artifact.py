@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from specc import cli
 from specc.errors import ArtifactError, ModelError, RequestError
@@ -22,6 +23,7 @@ from specc.ir.importers.source import load_model
 from specc.runtime import Artifact, Manifest, native
 from specc.streaming import TextStream
 from tests.faults.helpers import METHODS, PROMPT, altered, artifact_of, plain
+from tests.ir.importers.drafters import synthetic
 from tests.ir.importers.tiny_models import tiny
 
 ROOT = Path(__file__).parents[2]
@@ -236,27 +238,19 @@ def test_b64_b66_heads_are_what_the_tensors_say(tmp_path: Path, tied: bool, pres
         torch.testing.assert_close(found, hidden @ rows.T)
 
 
-def _eagle_head(folder: Path) -> None:
-    """What EAGLE-3 heads look like: one layer, a projection of three taps, no embeddings of their own."""
-    folder.mkdir()
-    config = {
-        "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "hidden_size": 32,
-        "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "vocab_size": 96, "draft_vocab_size": 64,
-    }  # fmt: skip
-    (folder / "config.json").write_text(json.dumps(config))
-    shapes = {"fc.weight": (32, 96), "midlayer.hidden_norm.weight": (32,), "norm.weight": (32,),
-              "lm_head.weight": (64, 32)}  # fmt: skip
-    save_file({n: torch.ones(s) for n, s in shapes.items()}, folder / "model.safetensors")
-
-
 @pytest.mark.parametrize(
     ("flags", "status", "words"),
     [
-        (["--method", "draft_model", "--drafter", "HEAD"], 1, ()),
+        (["--method", "draft_model", "--drafter", "HEAD"], 1, ("draft head for another model",)),
         (["--method", "layerskip", "--drafter", "HEAD"], 2, ("--drafter", "--method draft_model")),
-        (["--method", "eagle", "--drafter", "HEAD"], 2, ("did you mean eagle:adaptive?",)),
-        (["--method", "mtp", "--drafter", "HEAD"], 2, ("one of auto, none, ngram",)),
+        (
+            ["--method", "eagle", "--drafter", "HEAD"],
+            1,
+            ("SPECC-E0272", "--method eagle3 --drafter"),
+        ),
+        (["--method", "mtp", "--drafter", "HEAD"], 1, ("SPECC-E0272", "--method eagle3 --drafter")),
+        (["--method", "mtp"], 1, ("SPECC-E0272", "no MTP layer in its files")),
+        (["--method", "eagle3"], 2, ("trained for this very model", "--method suffix")),
         (["--method", "draft_model"], 2, ("--drafter",)),
         (["--method", "ngram", "--depths", "2"], 2, ("--depths", "--method eagle:adaptive")),
     ],
@@ -266,7 +260,8 @@ def test_b72_a_method_that_the_drafter_is_not_for(
     status: int, words: tuple[str, ...],
 ) -> None:  # fmt: skip
     """One line with a code says what is wrong, another what to do; nothing is left behind."""
-    _eagle_head(tmp_path / "head")
+    model = AutoModelForCausalLM.from_pretrained(tiny_model)
+    synthetic.specforge_eagle3(tmp_path / "head", model)
     given = [str(tmp_path / "head") if f == "HEAD" else f for f in flags]
     arguments = ["compile", tiny_model, *given, "--backend", "reference", "-o", tmp_path / "art"]
     code, out, _ = run(capsys, *arguments, "--json")

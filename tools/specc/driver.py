@@ -19,6 +19,7 @@ from specc.passes import Instrument, Pipeline
 from specc.progress import Progress, peak_rss
 from specc.request import (
     AUTO,
+    DEFAULT_K,
     CompileReport,
     CompileRequest,
     check_output,
@@ -28,7 +29,6 @@ from specc.request import (
 )
 
 DEFAULT_MAX_MODEL_LEN = 2048
-DEFAULT_K = (0, 2, 4, 8)
 
 
 def compile_model(request: CompileRequest, progress: Progress) -> CompileReport:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from specc import flags, trained
 from specc.calibration import LEAST_TOKENS, Calibration
 from specc.errors import ModelError
 from specc.ir.importers.source import ImportedModel, load_model
 from specc.passes import Pipeline, pipelines
 from specc.passes.pipelines import Shape
 from specc.progress import Progress
-from specc.request import CompileRequest
+from specc.request import DEFAULT_K, CompileRequest
+from specc.trained import TRAINED
 
 CALIBRATION_TOKENS = 512
 """Tokens of one stretch of calibration text."""
@@ -107,6 +109,29 @@ def _vocabulary(model: ImportedModel) -> dict[int, str] | None:
         else ((i, t) for t, i in vocabulary.items())
     )
     return {**dict(pairs), **{t["id"]: t["content"] for t in tokenizer.get("added_tokens", [])}}
+
+
+def _trained(
+    request: CompileRequest, imported: ImportedModel, shape: Shape, progress: Progress
+) -> Choice:
+    with progress.phase(f"read the drafter{f' {request.drafter}' if request.drafter else ''}"):
+        checkpoint = trained.load(request.method, request.model, request.drafter, imported)
+    spec = checkpoint.spec
+    why: tuple[str, ...] = (
+        f"{spec.source}: " + ", ".join(f"{k} {v}" for k, v in spec.conventions.items()),
+    )
+    if dropped := [k for k in shape.num_speculative_tokens if k > spec.most_drafts]:
+        kept = tuple(k for k in shape.num_speculative_tokens if k <= spec.most_drafts)
+        if request.num_speculative_tokens != DEFAULT_K:
+            raise flags.bad_value(
+                "--num-speculative-tokens", f"at most {spec.most_drafts}, which this drafter gives at once", dropped[0]
+            )  # fmt: skip
+        shape = replace(shape, num_speculative_tokens=tuple(sorted({*kept, spec.most_drafts})))
+        why += (f"K is at most {spec.most_drafts}: the drafter gives no more at once",)
+    raise ModelError(
+        "SPECC-E0237", f"drafting with a {spec.kind} checkpoint is not built yet", where=str(request.drafter),
+        found=why[0], cure=f"use --method {trained.WITHOUT} meanwhile",
+    )  # fmt: skip
 
 
 def _layerskip(
@@ -210,5 +235,6 @@ _PIPELINES: dict[str, Callable[[CompileRequest, ImportedModel, Shape, Progress],
     "draft_model": _draft_model,
     "layerskip": _layerskip,
     "eagle:adaptive": _eagle_adaptive,
+    **dict.fromkeys(TRAINED, _trained),
 }
 """By method, as in specc.request.METHODS."""

@@ -8,13 +8,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from specc import flags
+from specc import flags, trained
 from specc.errors import UsageError
+from specc.trained import TRAINED
 
-METHODS = ("none", "ngram", "suffix", "draft_model", "layerskip", "eagle:adaptive")
+METHODS = ("none", "ngram", "suffix", "draft_model", "layerskip", "eagle:adaptive", *TRAINED)
 AUTO = "auto"
 ISAS = {"avx2": "x86-64-v3", "avx512": "x86-64-v4"}
 MOST_DRAFTS = 32
+DEFAULT_K = (0, 2, 4, 8)
+"""K where the user names none."""
 MOST_CHUNK = 512
 
 
@@ -94,13 +97,16 @@ def check_request(request: CompileRequest) -> None:
     flags.at_least("--max-model-len", request.max_model_len, 2)
     if not 1 <= request.prefill_chunk <= MOST_CHUNK:
         raise flags.bad_value("--prefill-chunk", f"1 to {MOST_CHUNK}", request.prefill_chunk)
-    _only_for("--drafter", request.drafter, request, AUTO, "draft_model")
+    _only_for("--drafter", request.drafter, request, AUTO, *TRAINED, "draft_model")
     _only_for("--draft-layers", request.draft_layers, request, "layerskip")
     _only_for("--depths", request.depths, request, "eagle:adaptive")
     _only_for("--drafter-options", request.drafter_options or None, request, "ngram", "suffix")
     _only_for("--calibration", request.calibration, request, "layerskip", "eagle:adaptive")
     if request.method == "draft_model" and request.drafter is None:
         raise flags.conflict("draft_model needs a model that drafts", "add --drafter MODEL")
+    # (An MTP layer is looked for in the model's own files.)
+    if request.method in set(TRAINED) - {"mtp"} and request.drafter is None:
+        raise trained.missing(request.model, request.method)
     if request.calibration is not None and not request.calibration.is_file():
         raise flags.bad_value("--calibration", "a text file", request.calibration)
     _check_lengths(request)

@@ -196,7 +196,7 @@ _NO_MEANING = frozenset((
 class Config:
     """Typed reads of a configuration. `finish` refuses keys that nobody read: what they mean would be ignored."""
 
-    def __init__(self, values: Mapping[str, Any], where: str) -> None:
+    def __init__(self, values: dict[str, Any], where: str) -> None:
         self.values, self.where = values, where
         self._read: set[str] = set()
 

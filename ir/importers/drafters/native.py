@@ -7,10 +7,8 @@ Qwen3.5 keep theirs under `mtp.`, MiMo under `model.mtp_layers.0`. transformers 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from specc.errors import ModelError
 from specc.ir.importers.drafters.files import Config, hash_files, open_tensors, read_config
@@ -18,8 +16,8 @@ from specc.ir.importers.drafters.layers import Parts
 from specc.ir.importers.drafters.mtp import MtpNames, read_mtp
 from specc.ir.importers.drafters.spec import DrafterCheckpoint
 from specc.ir.importers.drafters.target import Target
+from specc.ir.importers.folder import MTP_COUNTS, mtp_prefixes
 
-_COUNTS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "n_mtp_layers")
 UNIT_OFFSET = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_5", "qwen3_5_moe")
 """Model types whose norms multiply by 1 + weight, and whose queries carry a gate."""
 
@@ -32,16 +30,6 @@ _QWEN = MtpNames(
 )  # fmt: skip
 
 
-def prefixes(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Beginnings of the names of tensors that are of MTP layers in a checkpoint with this config.json."""
-    inner = config.get("text_config")
-    text = inner if isinstance(inner, dict) else config
-    counted = next((text[k] for k in _COUNTS if isinstance(text.get(k), int)), 0)
-    last = text.get("num_hidden_layers", 0)
-    numbered = tuple(f"model.layers.{last + i}." for i in range(counted))
-    return ("mtp.", "model.mtp_layers.", *numbered)
-
-
 def load_native(folder: Path, target: Target) -> DrafterCheckpoint:
     """The MTP layer inside the target's own folder.
 
@@ -50,12 +38,10 @@ def load_native(folder: Path, target: Target) -> DrafterCheckpoint:
     whole = read_config(folder)
     config = whole.section("text_config") if "text_config" in whole.values else whole
     every = open_tensors(folder)
-    begins = prefixes(whole.values)
+    begins = mtp_prefixes(whole.values)
     tensors = every.only(lambda name: name.startswith(begins))
     names = _names(config, tensors.names(), folder)
     parts = Parts(config, tensors, target, unit_offset=config.get("model_type") in UNIT_OFFSET)
-    if "embed_tokens.weight" in names.embedding:
-        parts.conventions["copies"] = "embedding and head stand beside the layer"
     checkpoint = read_mtp(parts, names)
     tensors.finish()
     provenance = {"source": str(folder), "format": names.source, "source_hash": hash_files(folder)}
@@ -63,7 +49,7 @@ def load_native(folder: Path, target: Target) -> DrafterCheckpoint:
 
 
 def _names(config: Config, tensors: list[str], folder: Path) -> MtpNames:
-    counted = [int(config.get(k)) for k in _COUNTS if isinstance(config.get(k), int)]
+    counted = [int(config.get(k)) for k in MTP_COUNTS if isinstance(config.get(k), int)]
     if "mtp.0.main_proj.weight" in tensors:
         raise _refusal(
             folder, "DeepSeek-V4's DSpark layers, which specc does not build", "one MTP layer"

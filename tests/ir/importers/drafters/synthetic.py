@@ -40,7 +40,7 @@ class Maker:
         self.hidden = int(self.config.hidden_size)
         self.vocab = int(self.config.vocab_size)
         self.layers = int(self.config.num_hidden_layers)
-        self.heads, self.kv_heads, self.dim, self.ffn = 4, 2, 8, 48
+        self.heads, self.kv_heads, self.dim, self.ffn = 4, 2, self.hidden // 4, 48
         self.random = torch.Generator().manual_seed(seed)
 
     def make(self, *shape: int, scale: float = 0.3) -> torch.Tensor:

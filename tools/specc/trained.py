@@ -1,0 +1,113 @@
+"""Drafters that are trained for one model: which are public, and which one a request means.
+
+Importing this is cheap; what reads tensors is imported when needed.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from specc import flags
+from specc.errors import UsageError
+from specc.locate import locate
+
+if TYPE_CHECKING:
+    from specc.ir.importers.drafters import DrafterCheckpoint
+    from specc.ir.importers.source import ImportedModel
+
+TRAINED = ("eagle", "eagle3", "mtp", "dflash", "dspark", "medusa")
+"""Methods whose drafter is a checkpoint made for the target."""
+
+WITHOUT = "suffix"
+"""The method that needs nothing and pays most often."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """Public drafters of one method: `exact` for models of the target's sizes, `family` for its other sizes.
+
+    Each is (model, drafter).
+    """
+
+    family_name: str
+    exact: tuple[tuple[str, str], ...]
+    family: tuple[tuple[str, str], ...]
+
+
+def public(model: str, method: str) -> Known:
+    """What `data/drafters.json` lists for the model that `model` names: a folder with config.json, or a hub id."""
+    targets = _table()["targets"]
+    facts = _facts(model)
+    named = [t for t in targets if t["model"].split("/")[-1].lower() == Path(model).name.lower()]
+    if not facts and named:
+        facts = named[0]
+    family = [t for t in targets if t["architecture"] == facts.get("architecture")]
+    same = [
+        t for t in family if all(t[k] == facts.get(k) for k in ("hidden_size", "layers"))
+    ]  # fmt: skip
+    exact = named or same
+    rest = [t for t in family if t not in exact]
+    return Known(
+        str(facts.get("architecture", "this model")), _pairs(exact, method), _pairs(rest, method)
+    )
+
+
+def missing(model: str, method: str) -> UsageError:
+    """The error for a trained method without a drafter: which exist, how one is trained, what works without."""
+    known = public(model, method)
+    if known.exact:
+        found = "public: " + "; ".join(f"{d} (for {m})" for m, d in known.exact)
+        first = f"specc compile {model} --method {method} --drafter {known.exact[0][1]}"
+    else:
+        found = f"no public {method} drafter is known for this size of {known.family_name}"
+        if known.family:
+            found += "; for others: " + "; ".join(f"{d} (for {m})" for m, d in known.family[:4])
+        first = "--drafter FOLDER of one that you have"
+    others = [m for m in TRAINED if m != method and public(model, m).exact]
+    also = f"; --method {' or '.join(others)} has one" if others else ""
+    return flags.conflict(
+        f"{method} needs a drafter that was trained for this very model",
+        f"{first}{also}; train one: {_table()['train'][method]}; or without any: --method {WITHOUT}",
+        expected="--drafter FOLDER or ORG/NAME", found=found,
+    )  # fmt: skip
+
+
+def load(
+    method: str, model: str, drafter: str | None, imported: ImportedModel
+) -> DrafterCheckpoint:
+    """The checkpoint that a request means: `drafter`, or the MTP layer in the model's own folder.
+
+    Raises ModelError, as `specc.ir.importers.drafters.load_drafter` and `load_native`.
+    """
+    from specc.ir.importers.drafters import Target, load_drafter, load_native
+
+    target = Target.of(imported.program)
+    if drafter is None:
+        return load_native(locate(model), target)
+    return load_drafter(locate(drafter), target, method)
+
+
+def _table() -> dict[str, Any]:
+    table: dict[str, Any] = json.loads(files("specc").joinpath("data/drafters.json").read_text())
+    return table
+
+
+def _facts(model: str) -> dict[str, Any]:
+    """Architecture and sizes from a folder's config.json; nothing where there is none."""
+    path = Path(model).expanduser() / "config.json"
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        text = values.get("text_config") or values
+        return {
+            "architecture": text["model_type"], "hidden_size": text["hidden_size"], "layers": text["num_hidden_layers"],
+        }  # fmt: skip
+    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+        return {}  # what is wrong with it, importing will tell
+
+
+def _pairs(targets: list[dict[str, Any]], method: str) -> tuple[tuple[str, str], ...]:
+    return tuple((t["model"], d) for t in targets for d in t.get(method, ()))
