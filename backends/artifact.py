@@ -83,6 +83,7 @@ def write_artifact(
             "depths": list(contract.depths),
             "layers": list(contract.layers),
             "taps": list(contract.taps),
+            "draft_vocab_size": contract.draft_vocab_size,
             "options": dict(contract.options),
         },
         "rounds": [vars(played) for played in program.rounds],

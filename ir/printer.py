@@ -74,6 +74,8 @@ def _drafter(contract: Contract) -> str:
     for name in ("layers", "depths", "taps"):
         if values := getattr(contract, name):
             parts.append(f"{name}={list(values)}")
+    if contract.draft_vocab_size:
+        parts.append(f"vocabulary={contract.draft_vocab_size}")
     parts += [f"{name}={value}" for name, value in sorted(contract.options.items())]
     return " ".join(parts)
 

@@ -25,6 +25,38 @@ def content_hash(tensor: torch.Tensor) -> str:
     return digest.hexdigest()
 
 
+Blocks = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
+"""Integers q [N, K], scales d and, if there are any, minima m f16[N, K / group]: what `Encoding.from_blocks` takes."""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """How the file has a quantised matrix: in blocks of type `kind`, which `encoding` can hold as they are.
+
+    `encoding` is None where none can, or where the matrix is not the file's any more.
+    """
+
+    kind: str
+    encoding: Encoding | None = None
+    load: Callable[[], Blocks] = field(default=tuple, repr=False)  # type: ignore[assignment]
+
+
+def _stacked(parts: Sequence[Stored | None]) -> Stored | None:
+    """Of matrices below each other, if all are stored alike."""
+    there = [part for part in parts if part is not None]
+    kinds = dict.fromkeys(part.kind for part in there)
+    if not there:
+        return None
+    if len(there) < len(parts) or len(kinds) > 1 or there[0].encoding is None:
+        return Stored(" and ".join(kinds))
+
+    def load() -> Blocks:
+        q, d, m = zip(*(part.load() for part in there), strict=True)
+        return torch.cat(q), torch.cat(d), None if m[0] is None else torch.cat(m)
+
+    return Stored(there[0].kind, there[0].encoding, load)
+
+
 @dataclass(frozen=True, eq=False)
 class Weight:
     """A constant tensor, compared by identity.
@@ -38,6 +70,8 @@ class Weight:
     """How a derived weight came about, from its sources' keys; empty for content of its own."""
     packing: Packing | None = None
     """What a packed weight stands for."""
+    stored: Stored | None = None
+    """How the file of the model has it, if it is quantised there."""
 
     @cached_property
     def key(self) -> str:
@@ -56,15 +90,10 @@ class Weight:
         self, what: str, type_: TensorType, compute: Callable[[torch.Tensor], torch.Tensor]
     ) -> Weight:
         """The weight `compute(self)`; `what` names the computation and its parameters."""
-        return Weight(type_, lambda: compute(self.load()), f"{what}({self.key})")
-
-    @classmethod
-    def stacked(cls, parts: Sequence[Weight]) -> Weight:
-        """The weights [N_i, ...] below each other, [sum of N_i, ...]; they differ in N_i alone."""
-        rows = sum(int(part.type.shape[0]) for part in parts)
-        type_ = TensorType(parts[0].type.dtype, (rows, *parts[0].type.shape[1:]))
-        keys = ", ".join(part.key for part in parts)
-        return cls(type_, lambda: torch.cat([p.load() for p in parts]), f"stack({keys})")
+        return Weight(
+            type_, lambda: compute(self.load()), f"{what}({self.key})",
+            stored=None if self.stored is None else Stored(self.stored.kind),
+        )  # fmt: skip
 
     def encoded(self, encoding: Encoding) -> Weight:
         """This matrix [N, K], packed as `encoding` when loaded (see `Encoding.encode` for what that raises)."""
@@ -72,6 +101,42 @@ class Weight:
         type_ = encoding.type(rows, columns)
         packed = self.derive(f"pack.{encoding}", type_, lambda t: encoding.encode(t.float()))
         return replace(packed, packing=Packing(encoding, rows, columns))
+
+    def as_stored(self) -> Weight:
+        """This matrix [N, K], packed with the integers and scales that its file has."""
+        assert self.stored is not None
+        assert self.stored.encoding is not None
+        (rows, columns), encoding, load = self.type.at(), self.stored.encoding, self.stored.load
+        return Weight(
+            encoding.type(rows, columns), lambda: encoding.from_blocks(*load()),
+            f"keep.{encoding}({self.key})", Packing(encoding, rows, columns),
+        )  # fmt: skip
+
+    def rows(self, ids: Sequence[int]) -> Weight:
+        """Rows `ids` of this weight [N, ...], as [len(ids), ...]."""
+        chosen = torch.tensor(list(ids))
+        type_ = TensorType(self.type.dtype, (len(ids), *self.type.shape[1:]))
+        found = self.derive(f"rows.{content_hash(chosen)}", type_, lambda t: t[chosen])
+        if self.stored is None or self.stored.encoding is None:
+            return found
+        load = self.stored.load
+
+        def blocks() -> Blocks:
+            q, d, m = load()
+            return q[chosen], d[chosen], None if m is None else m[chosen]
+
+        return replace(found, stored=replace(self.stored, load=blocks))
+
+    @classmethod
+    def stacked(cls, parts: Sequence[Weight]) -> Weight:
+        """The weights [N_i, ...] below each other, [sum of N_i, ...]; they differ in N_i alone."""
+        rows = sum(int(part.type.shape[0]) for part in parts)
+        type_ = TensorType(parts[0].type.dtype, (rows, *parts[0].type.shape[1:]))
+        keys = ", ".join(part.key for part in parts)
+        return cls(
+            type_, lambda: torch.cat([p.load() for p in parts]), f"stack({keys})",
+            stored=_stacked([p.stored for p in parts]),
+        )  # fmt: skip
 
 
 class WeightStore(Mapping[str, Weight]):

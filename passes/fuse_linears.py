@@ -33,16 +33,19 @@ class FuseLinears(Pass):
 
     name: ClassVar[str] = "fuse-linears"
 
+    as_stored: bool = False
+    """Join only matrices of one quantised type of the model's file, so that they can be kept so."""
+
     def requires(self, program: SpeculativeProgram) -> None:
         need("target" in program.functions, "there is no target", "an importer")
 
     def call(self, program: SpeculativeProgram) -> PassResult:
         target = program.functions["target"]
-        if not _groups(target.graph):
+        if not self._groups(program, target.graph):
             return PassResult(program, modified=False)
         graph, _ = copy_graph(target.graph)
         weights: dict[str, Weight] = {}
-        for group in _groups(graph):
+        for group in self._groups(program, graph):
             _fuse(program, graph, group, weights)
         drop_dead(graph)
         infer_types(graph)
@@ -52,27 +55,29 @@ class FuseLinears(Pass):
         return PassResult(replace(program, weights=store).replacing(function), modified=True)
 
     def ensures(self, program: SpeculativeProgram) -> None:
-        promise(not _groups(program.functions["target"].graph), "linears share an input")
+        graph = program.functions["target"].graph
+        promise(not self._groups(program, graph), "linears share an input")
 
-
-def _groups(graph: fx.Graph) -> list[list[fx.Node]]:
-    """Linears that can be one, in the order of the graph."""
-    readers: dict[str, int] = {}
-    for node in graph.nodes:
-        if (name := weight_name(node)) is not None:
-            readers[name] = readers.get(name, 0) + len(node.users)
-    found: dict[object, list[fx.Node]] = {}
-    attentions = 0
-    for node in graph.nodes:
-        attentions += node.target in _ATTENTIONS
-        if node.target is not aten.linear.default or chooses_experts(node):
-            continue
-        x, *operands = node.args
-        names = [weight_name(o) for o in operands if isinstance(o, fx.Node)]
-        if all(name is not None and readers[name] == 1 for name in names):
-            dtypes = tuple(type_of(o).dtype for o in operands if isinstance(o, fx.Node))
-            found.setdefault((x, attentions, dtypes), []).append(node)
-    return [group for group in found.values() if len(group) > 1]
+    def _groups(self, program: SpeculativeProgram, graph: fx.Graph) -> list[list[fx.Node]]:
+        """Linears that can be one, in the order of the graph."""
+        readers: dict[str, int] = {}
+        for node in graph.nodes:
+            if (name := weight_name(node)) is not None:
+                readers[name] = readers.get(name, 0) + len(node.users)
+        found: dict[object, list[fx.Node]] = {}
+        attentions = 0
+        for node in graph.nodes:
+            attentions += node.target in _ATTENTIONS
+            if node.target is not aten.linear.default or chooses_experts(node):
+                continue
+            x, *operands = node.args
+            names = [weight_name(o) for o in operands if isinstance(o, fx.Node)]
+            if all(name is not None and readers[name] == 1 for name in names):
+                dtypes = tuple(type_of(o).dtype for o in operands if isinstance(o, fx.Node))
+                stored = program.weights[str(names[0])].stored if self.as_stored else None
+                kind = stored.kind if stored is not None else None
+                found.setdefault((x, attentions, dtypes, kind), []).append(node)
+        return [group for group in found.values() if len(group) > 1]
 
 
 def chooses_experts(linear: fx.Node) -> bool:

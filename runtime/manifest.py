@@ -130,6 +130,15 @@ class FileEntry:
 
 
 @dataclass(frozen=True)
+class PackedMatrix:
+    """A matrix among the weights: its encoding (ir/encodings.py), and its shape without it."""
+
+    encoding: str
+    rows: int
+    columns: int
+
+
+@dataclass(frozen=True)
 class Manifest:
     """The whole of it. `raw` is the document as read, with fields this version does not know."""
 
@@ -149,6 +158,7 @@ class Manifest:
     functions: Mapping[str, Function]
     weights_file: str
     weights_bytes: int
+    packed: Mapping[str, PackedMatrix]
     files: Mapping[str, FileEntry]
     provenance: Mapping[str, Any]
     raw: Mapping[str, Any] = field(repr=False, compare=False)
@@ -207,10 +217,18 @@ class Manifest:
             functions=functions,
             weights_file=_inner_path(root["weights"]["file"]),
             weights_bytes=root["weights"]["bytes"].integer(0),
+            packed={n: _packed(f) for n, f in root["weights"].get("packed").entries()}
+            if root["weights"].get("packed").value is not None
+            else {},
             files={n: _file(n, f) for n, f in root["files"].entries()},
             provenance=root.get("provenance").mapping({}),
             raw=document,
         )
+
+    @property
+    def quantised(self) -> tuple[str, ...]:
+        """Encodings of fewer than 32 bits that weights are in, in order of their names."""
+        return tuple(sorted({m.encoding for m in self.packed.values()} - {"f32"}))
 
     @property
     def speculates(self) -> bool:
@@ -363,6 +381,13 @@ def _function(name: str, at: Field) -> Function:
 def _value(at: Field) -> Value:
     shape = tuple("T" if d.value == "T" else d.integer(0) for d in at["shape"].items())
     return Value(at["name"].string(), _dtype(at["dtype"]), shape)
+
+
+def _packed(at: Field) -> PackedMatrix:
+    shape = at["shape"].integers(1)
+    if len(shape) != 2:
+        raise damaged(f"{at.path}.shape", "rows and columns", str(shape))
+    return PackedMatrix(at["encoding"].string(), *shape)
 
 
 def _file(name: str, at: Field) -> FileEntry:

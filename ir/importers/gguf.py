@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from specc.errors import ModelError
+from specc.ir.importers import gguf_blocks
 from specc.ir.importers.gguf_config import (
     NORM_PLUS_ONE,
     PERMUTED,
@@ -24,7 +25,7 @@ from specc.ir.importers.gguf_config import (
 )
 from specc.ir.importers.quiet import quiet
 from specc.ir.types import TensorType
-from specc.ir.weights import Weight
+from specc.ir.weights import Blocks, Stored, Weight
 
 if TYPE_CHECKING:
     from gguf import ReaderTensor
@@ -247,7 +248,25 @@ def _weight(
             tensor = _halves(tensor, heads)
         return tensor - 1 if minus_one else tensor
 
-    return Weight(TensorType("f32", shape), load)
+    stored = _stored(file, sources, heads) if len(shape) == 2 else None
+    return Weight(TensorType("f32", shape), load, stored=stored)
+
+
+def _stored(file: GgufFile, sources: list[str], heads: int) -> Stored | None:
+    """The matrix as the file has it, if it is quantised there. Permuted rows are whole rows of blocks."""
+    (source,) = sources
+    tensor = file.tensors[source]
+    kind = tensor.tensor_type.name
+    if kind in gguf_blocks.FLOATS:
+        return None
+
+    def load() -> Blocks:
+        q, d, m = gguf_blocks.blocks_of(tensor.data, kind)
+        if not heads:
+            return q, d, m
+        return _halves(q, heads), _halves(d, heads), None if m is None else _halves(m, heads)
+
+    return Stored(kind, gguf_blocks.ENCODINGS.get(kind), load)
 
 
 def _halves(x: Tensor, heads: int) -> Tensor:

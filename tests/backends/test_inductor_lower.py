@@ -88,14 +88,19 @@ def test_matrices_that_cannot_be_packed_are_named() -> None:
 
 
 def _product(matrix: TensorType, x: TensorType) -> SpeculativeProgram:
-    """The toy decoder with one more leaf, x times a matrix of its own."""
+    """The toy decoder with one more leaf, x times a matrix of its own, and a function that calls it."""
     builder = Builder()
     y = builder.op(
         aten.linear.default, builder.input("x", x), builder.input("w", matrix),
         type_=TensorType(x.dtype, ("T", matrix.at()[0])),
     )  # fmt: skip
-    program = _lowered(toy.decoder(1))
-    return program.with_functions(Function("product", Role.LEAF, builder.output(y), ("y",)))
+    leaf = Function("product", Role.LEAF, builder.output(y), ("y",))
+    builder = Builder()
+    results = builder.call(leaf, [builder.input("x", x), builder.weight("mine", matrix)])
+    caller = Function("caller", Role.ROUND, builder.output(*results), ("y",))
+    program = _lowered(toy.decoder(1)).with_functions(leaf, caller)
+    mine = {"mine": Weight.of(torch.zeros(matrix.at(), dtype=torch.bfloat16))}
+    return replace(program, weights=program.weights.added(mine))
 
 
 def test_matrices_of_bf16_are_packed_and_leaves_convert_around_the_product() -> None:

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from specc import flags, methods
 from specc.commands import compile_
 from specc.errors import UsageError
-from specc.request import AUTO, METHODS, CompileRequest, check_request
+from specc.ir.encodings import ENCODINGS
+from specc.passes import rounding
+from specc.request import AUTO, METHODS, QUANTS, ROUNDINGS, CompileRequest, check_request
 
 NOT_OF_THE_REQUEST = {"json", "no_cache"}
 DEFAULTS: dict[str, Any] = {
@@ -28,12 +30,14 @@ CHANGES: dict[str, tuple[Any, str]] = {
     "num_speculative_tokens": ("0,3", "ngram"),
     "draft_layers": ("0,2", "layerskip"),
     "depths": ("2,3", "eagle:adaptive"),
+    "draft_vocab_size": (64, "layerskip"),
     "drafter_options": ("prompt_lookup_max=8", "ngram"),
     "calibration": (Path(__file__), "layerskip"),
     "device": ("cuda", "ngram"),
     "backend": ("reference", "ngram"),
     "isa": ("avx2", "ngram"),
     "quant": ("int8", "ngram"),
+    "quant_rounding": ("mse", "ngram"),
     "max_model_len": (77, "ngram"),
     "prefill_chunk": (16, "ngram"),
     "force": (True, "ngram"),
@@ -50,7 +54,7 @@ def test_every_flag_is_tried() -> None:
     assert fields == set(DEFAULTS) | {"model", "output"}
 
 
-NOT_BUILT = {"device", "quant"}
+NOT_BUILT = {"device"}
 
 
 @pytest.mark.parametrize("flag", sorted(NOT_BUILT))
@@ -66,6 +70,8 @@ def test_every_flag_changes_the_request(flag: str) -> None:
     base: dict[str, Any] = {"method": "ngram" if flag == "method" else method}
     if method == "draft_model":
         base["drafter"] = "first"
+    if flag == "quant_rounding":
+        base["quant"] = "int4"
     changed, before = request(**{**base, flag: value}), request(**base)
     assert getattr(changed, flag) != getattr(before, flag)
     assert changed != before
@@ -95,6 +101,12 @@ def test_every_method_has_a_pipeline() -> None:
     assert set(METHODS) == set(methods._PIPELINES)
 
 
+def test_every_encoding_and_rounding_can_be_asked_for() -> None:
+    """`request` imports nothing heavy, so it repeats what others define."""
+    assert set(QUANTS) == {"none", "int8", "int4", "keep", *map(str, ENCODINGS)} - {"f32"}
+    assert set(ROUNDINGS) == set(rounding.ROUNDINGS)
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -107,6 +119,9 @@ def test_every_method_has_a_pipeline() -> None:
         {"method": "ngram", "drafter_options": "a=1,a=2"},
         {"method": "ngram", "drafter_options": "a=inf"},
         {"calibration": Path("/nowhere")},
+        {"method": "layerskip", "draft_vocab_size": -1}, {"method": "ngram", "draft_vocab_size": 9},
+        {"quant": "int3"}, {"quant_rounding": "mse"}, {"quant": "keep", "quant_rounding": "mse"},
+        {"quant": "int4", "quant_rounding": "up"},
         {"method": "layerskip", "draft_layers": "a"}, {"method": "eagle:adaptive", "depths": "0"},
     ],
 )  # fmt: skip

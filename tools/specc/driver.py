@@ -16,6 +16,7 @@ from specc.ir import SpeculativeProgram
 from specc.ir.importers.source import ImportedModel, load_model
 from specc.methods import Choice, pipeline_for
 from specc.passes import Instrument, Pipeline
+from specc.passes.quantise_weights import left
 from specc.progress import Progress, peak_rss
 from specc.request import (
     AUTO,
@@ -67,6 +68,11 @@ def write(
     device, backend = Device(isa=isa_of(request)), find_backend(request.backend)
     with progress.phase(f"rewrite ({len(choice.pipeline.passes)} passes)"):
         program = choice.pipeline(imported.program)
+    if request.quant != "none" and (floats := left(program)):
+        shown = ", ".join(floats[:3]) + (", ..." if len(floats) > 3 else "")
+        progress.note(
+            f"{len(floats)} matrices stay float32, since {request.quant} does not fit them ({shown})"
+        )
     lowered = backend.lower(program, folder, device, progress)
     provenance = {
         **imported.provenance,

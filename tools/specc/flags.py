@@ -18,7 +18,6 @@ Switch = Annotated[bool, Parameter(negative="")]
 """A flag without a `--no-` form."""
 
 Isa = Literal["native", "avx2", "avx512"]
-Quant = Literal["none", "int8", "int4"]
 
 
 def bad_value(flag: str, expected: str, found: object, cure: str = "") -> UsageError:

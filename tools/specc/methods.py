@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,12 +14,16 @@ from specc.errors import ModelError
 from specc.ir.importers.source import ImportedModel, load_model
 from specc.passes import Pipeline, pipelines
 from specc.passes.pipelines import Shape
+from specc.passes.quantise_weights import QuantiseWeights
 from specc.progress import Progress
 from specc.request import DEFAULT_K, CompileRequest
 from specc.trained import TRAINED
 
 CALIBRATION_TOKENS = 512
 """Tokens of one stretch of calibration text."""
+
+VOCABULARY_TOKENS = 1 << 17
+"""Tokens of calibration text that are counted for a draft vocabulary, at most."""
 
 STRETCHES = 8
 """How many an adapter is fitted on."""
@@ -40,16 +45,42 @@ def pipeline_for(request: CompileRequest, imported: ImportedModel, progress: Pro
     assert request.num_speculative_tokens is not None
     assert request.max_model_len is not None
     shape = Shape(
-        tuple(sorted({0, *request.num_speculative_tokens})), request.max_model_len, request.prefill_chunk
+        tuple(sorted({0, *request.num_speculative_tokens})), request.max_model_len, request.prefill_chunk,
+        weights=_weights(request), draft_ids=_draft_ids(request, imported),
     )  # fmt: skip
     return _PIPELINES[request.method](request, imported, shape, progress)
+
+
+def _weights(request: CompileRequest) -> QuantiseWeights | None:
+    """How `--quant` stores weights. An embedding and a head matter more than their size: int4 leaves them 8 bits."""
+    layers, ends = {"int8": ("q8g32", "q8g32"), "int4": ("q4mg32", "q8g32")}.get(
+        request.quant, (request.quant, request.quant)
+    )
+    return (
+        None if request.quant == "none" else QuantiseWeights(layers, ends, request.quant_rounding)
+    )
+
+
+def _draft_ids(request: CompileRequest, imported: ImportedModel) -> tuple[int, ...]:
+    """The most frequent tokens of the calibration text; where it has too few, low ids, which tokenizers learn first."""
+    size, known = request.draft_vocab_size, imported.program.model.vocab_size
+    if size == 0:
+        return ()
+    if size >= known:
+        raise ModelError(
+            "SPECC-E0237", f"a draft vocabulary of {size} tokens is no smaller than the model's",
+            expected=f"less than {known}", cure="choose a smaller --draft-vocab-size, or leave it out",
+        )  # fmt: skip
+    counts = Counter(_encode(imported, calibration_text(request.calibration), VOCABULARY_TOKENS))
+    frequent = sorted(range(known), key=lambda i: (-counts[i], i))
+    return tuple(sorted(frequent[:size]))
 
 
 def _none(
     request: CompileRequest, imported: ImportedModel, shape: Shape, progress: Progress
 ) -> Choice:
     del imported, progress
-    plain = Shape((0,), shape.max_model_len, shape.prefill_chunk)
+    plain = replace(shape, num_speculative_tokens=(0,))
     return Choice(pipelines.host("none", plain, request.drafter_options))
 
 

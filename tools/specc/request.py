@@ -15,6 +15,13 @@ from specc.trained import TRAINED
 METHODS = ("none", "ngram", "suffix", "draft_model", "layerskip", "eagle:adaptive", *TRAINED)
 AUTO = "auto"
 ISAS = {"avx2": "x86-64-v3", "avx512": "x86-64-v4"}
+QUANTS = (
+    "none", "int8", "int4", "keep", "bf16", "q8", "q8g32", "q4g32", "q4g64", "q4g128", "q4mg32", "q4mg64", "q4mg128",
+)  # fmt: skip
+"""Forms of weights: three of specc's choosing, the file's own, and encodings by name (ir/encodings.py)."""
+
+ROUNDINGS = ("nearest", "mse")
+_IN_THE_GRAPH = ("draft_model", "layerskip", "eagle:adaptive")
 MOST_DRAFTS = 32
 DEFAULT_K = (0, 2, 4, 8)
 """K where the user names none."""
@@ -34,10 +41,12 @@ class CompileRequest:
     backend: str = "inductor"
     isa: str = "native"
     quant: str = "none"
+    quant_rounding: str = "nearest"
     max_model_len: int | None = None
     prefill_chunk: int = 64
     calibration: Path | None = None
     draft_layers: tuple[int, ...] | None = None
+    draft_vocab_size: int = 0
     depths: tuple[int, ...] | None = None
     drafter_options: Mapping[str, float] = field(default_factory=dict)
     force: bool = False
@@ -85,15 +94,17 @@ def check_request(request: CompileRequest) -> None:
     """Raise UsageError for what no model could make right. A flag without effect is refused, never dropped."""
     flags.one_of("--method", request.method, (AUTO, *METHODS))
     flags.one_of("--isa", request.isa, ("native", *ISAS))
-    for flag, value, built in (
-        ("--quant", request.quant, "none"),
-        ("--device", request.device, "cpu"),
-    ):
-        if value != built:
-            raise UsageError(
-                "SPECC-E0113", f"{flag} {value} is not built yet", expected=f"{flag} {built}",
-                cure="leave it out",
-            )  # fmt: skip
+    flags.one_of("--quant", request.quant, QUANTS)
+    flags.one_of("--quant-rounding", request.quant_rounding, ROUNDINGS)
+    if request.device != "cpu":
+        raise UsageError(
+            "SPECC-E0113", f"--device {request.device} is not built yet", expected="--device cpu",
+            cure="leave it out",
+        )  # fmt: skip
+    if request.quant_rounding != "nearest" and request.quant in ("none", "keep", "bf16"):
+        raise flags.conflict(
+            f"--quant-rounding has no meaning for --quant {request.quant}", "leave it out, or add --quant int4"
+        )  # fmt: skip
     flags.at_least("--max-model-len", request.max_model_len, 2)
     if not 1 <= request.prefill_chunk <= MOST_CHUNK:
         raise flags.bad_value("--prefill-chunk", f"1 to {MOST_CHUNK}", request.prefill_chunk)
@@ -101,7 +112,10 @@ def check_request(request: CompileRequest) -> None:
     _only_for("--draft-layers", request.draft_layers, request, "layerskip")
     _only_for("--depths", request.depths, request, "eagle:adaptive")
     _only_for("--drafter-options", request.drafter_options or None, request, "ngram", "suffix")
-    _only_for("--calibration", request.calibration, request, "layerskip", "eagle:adaptive")
+    flags.at_least("--draft-vocab-size", request.draft_vocab_size, 0)
+    _only_for("--draft-vocab-size", request.draft_vocab_size or None, request, *_IN_THE_GRAPH)
+    measured = _IN_THE_GRAPH if request.draft_vocab_size else ("layerskip", "eagle:adaptive")
+    _only_for("--calibration", request.calibration, request, *measured)
     if request.method == "draft_model" and request.drafter is None:
         raise flags.conflict("draft_model needs a model that drafts", "add --drafter MODEL")
     # (An MTP layer is looked for in the model's own files.)

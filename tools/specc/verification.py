@@ -11,10 +11,7 @@ from specc.prompts import Prompt
 from specc.runtime import ADAPTIVE, Artifact, Generation, Manifest
 
 if TYPE_CHECKING:
-    import torch
-
-    Eager = Callable[[torch.Tensor], torch.Tensor]
-    """tokens i64[T] -> logits f32[T, V]."""
+    from specc.original import Eager
 
 
 class Verdict(StrEnum):
@@ -63,13 +60,19 @@ class Divergence:
 
 @dataclass
 class Report:
-    """Verdicts by prompt, and every divergence."""
+    """Verdicts by prompt, and every divergence.
+
+    `quantised`: the artifact's weights are in these encodings, so the original model is another one. Then what it says
+    is no verdict, but counted: `agreed` of `tokens` are its first choice too, given the same tokens before.
+    """
 
     arms: list[str]
     verdicts: dict[str, Verdict] = field(default_factory=dict)
     divergences: list[Divergence] = field(default_factory=list)
     tokens: int = 0
     eager: bool = False
+    quantised: tuple[str, ...] = ()
+    agreed: int = 0
 
     def add(self, prompt: str, tokens: int, found: Sequence[Divergence]) -> None:
         """Take one prompt's divergences in."""
@@ -133,7 +136,9 @@ class Verifier:
 
     def run(self, prompts: Sequence[Prompt], done: Callable[[int], None] | None = None) -> Report:
         """The report over all prompts; `done` is told the number finished after each."""
-        report = Report([a.name for a in self._arms], eager=self._eager is not None)
+        quantised = self._artifact.manifest.quantised
+        arms = [a.name for a in self._arms]
+        report = Report(arms, eager=self._eager is not None, quantised=quantised)
         for number, prompt in enumerate(prompts, 1):
             ids = prompt.ids(self._artifact, self._limits.max_tokens)
             plain = self._generate(ids, Arm("plain", 0), ())
@@ -142,7 +147,11 @@ class Verifier:
                 sampled = self._generate(ids, Arm("plain sampled", 0, temperature=HEAT), ())
                 found += self._against_plain(prompt.name, ids, sampled, HEAT)
             if self._eager is not None:
-                found += self._against_eager(prompt.name, ids, plain.token_ids)
+                differing = list(self._against_eager(prompt.name, ids, plain.token_ids))
+                if quantised:
+                    report.agreed += len(plain.token_ids) - len(differing)
+                else:
+                    found += differing
             report.add(prompt.name, len(plain.token_ids), found)
             if done is not None:
                 done(number)

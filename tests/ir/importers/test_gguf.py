@@ -21,6 +21,7 @@ from specc.ir.importers.gguf import open_gguf
 from specc.ir.importers.gguf_reader import QuickReader
 from specc.ir.importers.source import load_model
 from specc.ir.program import SpeculativeProgram
+from specc.ir.weights import Weight
 
 WIDE = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64, "num_hidden_layers": 1}
 """Rows of 256, the block of the K types."""
@@ -148,6 +149,20 @@ def test_tensor_type(tmp_path: Path, name: str) -> None:
     assert imported.eager is not None
     assert difference(imported.eager(prompt()), want) < 1e-5
     assert imported.program.model.eos_token_ids == (2,)
+    _check_blocks([w for w in imported.program.weights.values() if w.stored is not None], name)
+
+
+def _check_blocks(matrices: list[Weight], kind: str) -> None:
+    """Blocks that are kept have the values of the matrix, which are those of gguf's own dequantisation."""
+    assert len(matrices) == (0 if kind in ("F32", "F16", "BF16") else 9)
+    for matrix in [*matrices, *([Weight.stacked(matrices[1:4])] if matrices else [])]:
+        assert matrix.stored is not None
+        assert matrix.stored.kind == kind
+        assert (matrix.stored.encoding is not None) == (kind in ("Q4_0", "Q4_1", "Q8_0"))
+        if matrix.stored.encoding is not None:
+            kept = matrix.as_stored()
+            value = matrix.stored.encoding.decode(kept.load(), *matrix.type.at())
+            assert torch.equal(value, matrix.load())
 
 
 def qwen_experts(a: str) -> dict[str, Any]:

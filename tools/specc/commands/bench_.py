@@ -20,6 +20,7 @@ from specc.measurement import (
     measure,
     verify_seconds,
 )
+from specc.original import load_original
 from specc.progress import SilentProgress, TerminalProgress
 from specc.prompts import Prompt
 from specc.report import page
@@ -36,6 +37,8 @@ def main(
     max_tokens: int = 128,
     repeats: int = 5,
     synthetic_acceptance: str | None = None,
+    quality: Path | None = None,
+    model: str | None = None,
     threads: int = 0,
     report: Path | None = None,
     json: Json = False,
@@ -43,7 +46,7 @@ def main(
     """Measure an artifact against its own plain decoding.
 
     Plain, each K and adaptive K take turns on the same prompts, greedily, past the end of text.
-    Medians over repeats.
+    Medians over repeats. With --quality, measure instead what quantised weights cost on a text.
 
     Example: specc bench smol.specc --max-tokens 64
 
@@ -54,6 +57,8 @@ def main(
         repeats: How often, 1 or more.
         synthetic_acceptance: Play a drafter of this acceptance by position, as in 0.8,0.6. NOT
             SEMANTIC: it knows the plain tokens, and tells what such a drafter would be worth here.
+        quality: UTF-8 text on which perplexity is compared with the original model's, in float32.
+        model: The original model, for --quality; left out, the one the artifact says.
         threads: Threads; 0 takes the physical cores this process may use.
         report: HTML file to write, one page with plots.
         json: Print one JSON object on stdout.
@@ -61,6 +66,14 @@ def main(
     flags.at_least("--max-tokens", max_tokens, 2)
     flags.at_least("--repeats", repeats, 1)
     flags.threads(threads)
+    if model is not None and quality is None:
+        raise flags.conflict("--model has no meaning without --quality", "leave it out")
+    if quality is not None and report is not None:
+        raise flags.conflict(
+            "--report shows speeds, which --quality does not measure", "leave out one of them"
+        )
+    if quality is not None:
+        return _quality(artifact, quality, model, threads, json=json)
     rates: tuple[float, ...] = ()
     if synthetic_acceptance is not None:
         rates = flags.probabilities("--synthetic-acceptance", synthetic_acceptance)
@@ -85,6 +98,25 @@ def main(
         output.emit(payload(manifest, found, phases, rates))
     else:
         print(render(manifest, found, phases, rates))
+    return output.EXIT_OK
+
+
+def _quality(artifact: Path, text: Path, model: str | None, threads: int, *, json: bool) -> int:
+    from specc.quality import measure_quality, payload, render
+
+    progress = SilentProgress() if json else TerminalProgress()
+    words = prompts.read_text(text, "--quality")
+    with open_compiled(artifact, threads) as engine:
+        ids = prompts.encode(engine, words)
+        if len(ids) < 2:
+            raise flags.bad_value("--quality", "a text of 2 tokens or more", f"{len(ids)}")
+        eager = load_original(engine.manifest, model, progress)
+        with progress.phase(f"read {len(ids)} tokens with both models"):
+            found = measure_quality(engine, eager, ids)
+    if json:
+        output.emit(payload(found, engine.manifest))
+    else:
+        print(render(found, engine.manifest))
     return output.EXIT_OK
 
 

@@ -10,7 +10,7 @@ from cyclopts import Group, Parameter
 
 from specc import cache, flags
 from specc.artifacts import compile_kept
-from specc.flags import Isa, Json, Quant, Switch
+from specc.flags import Isa, Json, Switch
 from specc.output import EXIT_OK, emit, say
 from specc.progress import JsonProgress, TerminalProgress, human_bytes
 from specc.request import MOST_DRAFTS, CompileRequest, check_output, check_request
@@ -35,12 +35,14 @@ def main(
     num_speculative_tokens: Annotated[str | None, _GROUPED["method"]] = None,
     draft_layers: Annotated[str | None, _GROUPED["method"]] = None,
     depths: Annotated[str | None, _GROUPED["method"]] = None,
+    draft_vocab_size: Annotated[int, _GROUPED["method"]] = 0,
     drafter_options: Annotated[str | None, _GROUPED["method"]] = None,
     calibration: Annotated[Path | None, _GROUPED["method"]] = None,
     device: Annotated[str, _GROUPED["target"]] = "cpu",
     backend: Annotated[str, _GROUPED["target"]] = "inductor",
     isa: Annotated[Isa, _GROUPED["target"]] = "native",
-    quant: Annotated[Quant, _GROUPED["target"]] = "none",
+    quant: Annotated[str, _GROUPED["target"]] = "none",
+    quant_rounding: Annotated[str, _GROUPED["target"]] = "nearest",
     max_model_len: Annotated[int | None, _GROUPED["target"]] = None,
     prefill_chunk: Annotated[int, _GROUPED["target"]] = 64,
     artifact: Annotated[Path, Parameter(name=["--output", "-o"], group=_OUTPUT)],
@@ -62,12 +64,17 @@ def main(
         num_speculative_tokens: The K to compile, as in 0,2,4,8, at most 32; 0 is always added.
         draft_layers: Layers that layerskip drafts with, as in 0,1,27; left out, calibrated.
         depths: Depths that eagle:adaptive may draft with, as in 2,4,7.
+        draft_vocab_size: Tokens that draft_model, layerskip and eagle:adaptive may propose, the most
+            frequent in the calibration text; 0 is all.
         drafter_options: Of ngram and suffix, as in prompt_lookup_max=4,prompt_lookup_min=2.
-        calibration: Text that auto, layerskip and eagle:adaptive measure on; left out, specc's own.
+        calibration: Text that auto, layerskip, eagle:adaptive and a draft vocabulary are measured on;
+            left out, specc's own.
         device: Kind of device.
         backend: Who generates the code.
         isa: CPU instructions that the code may use; native takes this machine's.
-        quant: Weights' form: none is float32.
+        quant: Weights' form: none is float32; int8; int4 (embedding and head in 8 bits); keep, a GGUF's own blocks
+            of Q4_0, Q4_1 or Q8_0; bf16; or an encoding such as q4g64 or q4mg128.
+        quant_rounding: nearest, or mse: scales of least squared error.
         max_model_len: Most tokens of a text; left out, it follows from the model.
         prefill_chunk: Prompt tokens of one call, 1 to 512.
         artifact: Directory to write. Nothing is left there if compiling fails.
@@ -77,9 +84,10 @@ def main(
     """
     request = request_of(
         model, method=method, drafter=drafter, num_speculative_tokens=num_speculative_tokens,
-        draft_layers=draft_layers, depths=depths, drafter_options=drafter_options,
+        draft_layers=draft_layers, depths=depths, draft_vocab_size=draft_vocab_size, drafter_options=drafter_options,
         calibration=calibration, device=device, backend=backend, isa=isa, quant=quant,
-        max_model_len=max_model_len, prefill_chunk=prefill_chunk, output=artifact, force=force,
+        quant_rounding=quant_rounding, max_model_len=max_model_len, prefill_chunk=prefill_chunk,
+        output=artifact, force=force,
     )  # fmt: skip
     check_output(request)
     progress = JsonProgress() if json else TerminalProgress()
@@ -109,12 +117,14 @@ def request_of(
     num_speculative_tokens: str | None,
     draft_layers: str | None,
     depths: str | None,
+    draft_vocab_size: int,
     drafter_options: str | None,
     calibration: Path | None,
     device: str,
     backend: str,
     isa: Isa,
-    quant: Quant,
+    quant: str,
+    quant_rounding: str,
     max_model_len: int | None,
     prefill_chunk: int,
     output: Path,
@@ -123,8 +133,9 @@ def request_of(
     """The request, or a UsageError."""
     request = CompileRequest(
         model=model, method=method, drafter=drafter, device=device, backend=backend, isa=isa,
-        quant=quant, max_model_len=max_model_len, prefill_chunk=prefill_chunk, output=output,
-        calibration=calibration, force=force,
+        quant=quant, quant_rounding=quant_rounding, max_model_len=max_model_len,
+        prefill_chunk=prefill_chunk, output=output, calibration=calibration, force=force,
+        draft_vocab_size=draft_vocab_size,
         num_speculative_tokens=_draft_lengths(num_speculative_tokens),
         draft_layers=_optional("--draft-layers", draft_layers, 0, 4095),
         depths=_optional("--depths", depths, 1, 4095),
@@ -141,7 +152,8 @@ def summary(manifest: Manifest) -> str:
     size = human_bytes(total_bytes(manifest))
     ks = ",".join(map(str, manifest.num_speculative_tokens))
     lossless = "lossless" if manifest.lossless else "NOT lossless"
-    return f"method {manifest.method}, K {ks}, {lossless}, {manifest.device.isa}, {size}"
+    weights = f"weights {' '.join(manifest.quantised)}, " if manifest.quantised else ""
+    return f"method {manifest.method}, K {ks}, {lossless}, {weights}{manifest.device.isa}, {size}"
 
 
 def described(manifest: Manifest) -> dict[str, object]:
@@ -151,6 +163,7 @@ def described(manifest: Manifest) -> dict[str, object]:
         "method": manifest.method,
         "num_speculative_tokens": manifest.num_speculative_tokens,
         "lossless": manifest.lossless,
+        "quantised": manifest.quantised,
         "backend": manifest.backend,
         "device": vars(manifest.device),
         "max_model_len": manifest.model.max_model_len,

@@ -6,6 +6,7 @@ import hashlib
 import json as json_text
 import struct
 from dataclasses import asdict
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,11 @@ def main(
         "specc_version": manifest.specc_version,
         "model": asdict(manifest.model),
         "drafter": asdict(manifest.drafter),
-        "weights": {"bytes": manifest.weights_bytes, "by_dtype": weight_types(manifest, artifact)},
+        "weights": {
+            "bytes": manifest.weights_bytes,
+            "by_dtype": weight_types(manifest, artifact),
+            **bits_per_weight(manifest, artifact),
+        },
         "memory": memory_plan(manifest),
         "functions": {n: f.calls for n, f in manifest.functions.items()},
         "files": {n: asdict(f) for n, f in manifest.files.items()},
@@ -94,17 +99,45 @@ def memory_plan(manifest: Manifest) -> dict[str, Any]:
 
 def weight_types(manifest: Manifest, artifact: Path) -> dict[str, dict[str, int]]:
     """Tensors and bytes by element type, from the weights' header; empty if it cannot be read."""
+    found: dict[str, dict[str, int]] = {}
+    for dtype, _, size in _tensors(manifest, artifact).values():
+        entry = found.setdefault(dtype, {"tensors": 0, "bytes": 0})
+        entry["tensors"] += 1
+        entry["bytes"] += size
+    return found
+
+
+def bits_per_weight(manifest: Manifest, artifact: Path) -> dict[str, Any]:
+    """Stored bits for each number, scales included: of all weights, and of matrices by encoding.
+
+    Nothing if the weights' header cannot be read.
+    """
+    encodings: dict[str, dict[str, float]] = {}
+    numbers = bits = 0
+    for name, (_, count, size) in _tensors(manifest, artifact).items():
+        if (matrix := manifest.packed.get(name)) is not None:
+            count = matrix.rows * matrix.columns
+            entry = encodings.setdefault(matrix.encoding, {"matrices": 0, "numbers": 0, "bytes": 0})
+            entry["matrices"] += 1
+            entry["numbers"] += count
+            entry["bytes"] += size
+            entry["bits_per_weight"] = 8 * entry["bytes"] / entry["numbers"]
+        numbers += count
+        bits += 8 * size
+    return {"bits_per_weight": bits / numbers, "by_encoding": encodings} if numbers else {}
+
+
+def _tensors(manifest: Manifest, artifact: Path) -> dict[str, tuple[str, int, int]]:
+    """Type, elements and bytes of each tensor but the fill between them; empty if the file cannot be read."""
     try:
         with (artifact / manifest.weights_file).open("rb") as file:
             (length,) = struct.unpack("<Q", file.read(8))
             header = json_text.loads(file.read(min(length, _MOST_HEADER)))
-        found: dict[str, dict[str, int]] = {}
+        found = {}
         for name, tensor in header.items():
-            if name != "__metadata__":
+            if name != "__metadata__" and not name.startswith("fill."):
                 start, end = tensor["data_offsets"]
-                entry = found.setdefault(str(tensor["dtype"]), {"tensors": 0, "bytes": 0})
-                entry["tensors"] += 1
-                entry["bytes"] += end - start
+                found[name] = (str(tensor["dtype"]), prod(tensor["shape"]), end - start)
     except (OSError, ValueError, struct.error, TypeError, KeyError, AttributeError):
         return {}
     return found
@@ -151,7 +184,14 @@ def _drafter(manifest: Manifest) -> str:
 
 def _weights(weights: dict[str, Any]) -> str:
     kinds = ", ".join(f"{n} {human_bytes(t['bytes'])}" for n, t in weights["by_dtype"].items())
-    return human_bytes(weights["bytes"]) + (f" ({kinds})" if kinds else "")
+    text = human_bytes(weights["bytes"]) + (f" ({kinds})" if kinds else "")
+    if "bits_per_weight" in weights:
+        encodings = ", ".join(
+            f"{name} {entry['bits_per_weight']:.2f} in {entry['matrices']} matrices"
+            for name, entry in weights["by_encoding"].items()
+        )
+        text += f", {weights['bits_per_weight']:.2f} bits a weight ({encodings})"
+    return text
 
 
 def _memory(manifest: Manifest, plan: dict[str, Any]) -> list[str]:

@@ -78,7 +78,8 @@ def main(
     request = request_of(
         model, method=method, drafter=drafter, num_speculative_tokens=num_speculative_tokens,
         draft_layers=draft_layers, depths=depths, drafter_options=drafter_options,
-        calibration=calibration, device="cpu", backend="inductor", isa="native", quant="none",
+        calibration=calibration, device="cpu", backend="inductor", isa="native",
+        quant="none", quant_rounding="nearest", draft_vocab_size=0,
         max_model_len=max_model_len, prefill_chunk=prefill_chunk, output=Path("unused"),
         force=False,
     )  # fmt: skip

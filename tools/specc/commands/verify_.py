@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from cyclopts import Parameter
 
 from specc import flags, output, prompts
 from specc.engines import open_compiled
 from specc.flags import Json, Switch
-from specc.progress import Progress, SilentProgress, TerminalProgress
+from specc.original import load_original
+from specc.progress import SilentProgress, TerminalProgress
 from specc.runtime import Manifest
 from specc.verification import Divergence, Limits, Report, Verdict, Verifier
-
-if TYPE_CHECKING:
-    from specc.verification import Eager
 
 
 def main(
@@ -36,7 +34,8 @@ def main(
     """Compare an artifact with plain decoding and with the original model.
 
     Greedy tokens of every K, of adaptive K and of planted drafts must be those of plain decoding;
-    those of plain decoding must be the original model's. Exit code 1 on a mismatch.
+    those of plain decoding must be the original model's. Exit code 1 on a mismatch. Quantised
+    weights are another model: how many tokens the original agrees with is then told, and no fault.
 
     Example: specc verify smol.specc --prompts prompts.txt
 
@@ -60,7 +59,7 @@ def main(
     asked = prompts.from_file(prompts_file) if prompts_file else prompts.built_in()
     manifest = Manifest.read(artifact)
     progress = SilentProgress() if json else TerminalProgress()
-    reference = _load_eager(manifest, model, progress) if eager else None
+    reference = load_original(manifest, model, progress) if eager else None
     limits = Limits(max_tokens, ignore_eos, margin)
     phase = progress.phase(f"verify {prompts.total(asked)}")
     with open_compiled(artifact, threads) as engine, phase:
@@ -84,13 +83,24 @@ def payload(report: Report) -> dict[str, object]:
         "first_divergence": asdict(first) if first else None,
         "divergences": [asdict(d) for d in report.divergences],
         "arms": ["plain", *report.arms, *(["eager"] if report.eager else [])],
+        "quantised": report.quantised,
+        "agreement_with_original": _agreement(report),
     }
+
+
+def _agreement(report: Report) -> dict[str, object] | None:
+    """Where weights are quantised: tokens that are the original model's first choice as well."""
+    if not (report.quantised and report.eager):
+        return None
+    share = report.agreed / report.tokens if report.tokens else 1.0
+    return {"tokens": report.tokens, "agreed": report.agreed, "share": share}
 
 
 def render(report: Report) -> str:
     """For people."""
     arms = ", ".join(report.arms)
-    compared = f"plain, {arms}{', eager' if report.eager else ''}"
+    judged = report.eager and not report.quantised
+    compared = f"plain, {arms}{', eager' if judged else ''}"
     lines = [
         f"{len(report.verdicts)} prompts, {report.tokens} tokens: "
         + ", ".join(f"{report.count(v)} {v}" for v in Verdict),
@@ -98,6 +108,11 @@ def render(report: Report) -> str:
     ]
     if not report.eager:
         lines.append("the original model was not asked (--no-eager)")
+    if (agreement := _agreement(report)) is not None:
+        lines.append(
+            f"weights are quantised ({', '.join(report.quantised)}), so the original model is another one: "
+            f"{agreement['agreed']} of {report.tokens} tokens ({agreement['share']:.1%}) are its first choice too"
+        )
     if (first := report.first_divergence) is not None:
         lines.append(f"first divergence: {_shown(first)}")
         by_arm = Counter((d.arm, d.verdict) for d in report.divergences)
@@ -111,27 +126,3 @@ def _shown(found: Divergence) -> str:
         f"{found.verdict} of {found.arm} at {found.prompt}, new token {found.position}: "
         f"expected {found.expected}, found {found.found}{margin}"
     )
-
-
-def _load_eager(manifest: Manifest, model: str | None, progress: Progress) -> Eager:
-    """The original model as a function. Its tokens must be the artifact's."""
-    source = model or manifest.source_model
-    if source is None:
-        raise flags.conflict(
-            "the artifact does not say which model it was compiled from",
-            "name it with --model MODEL, or compare the arms alone with --no-eager",
-        )
-    with progress.phase(f"load {source}"):
-        from specc.ir.importers.source import load_model
-
-        imported = load_model(source, max_model_len=manifest.model.max_model_len)
-    if imported.eager is None:
-        raise flags.conflict(
-            f"{source} has no eager form", "compare the arms alone with --no-eager"
-        )
-    vocabulary = imported.program.model.vocab_size
-    if vocabulary != manifest.model.vocab_size:
-        raise flags.bad_value(
-            "--model", f"a model of {manifest.model.vocab_size} tokens", f"{source}: {vocabulary}"
-        )
-    return imported.eager
