@@ -12,7 +12,11 @@ from specc.ir.importers.drafters.spec import Rope
 from specc.ir.weights import Weight
 
 _KINDS = ("default", "linear", "llama3", "yarn")
-_CURE = "use another drafter; its rope depends on the length of a call, or is unknown to specc"
+_KEYS = frozenset((
+    "rope_type", "type", "rope_theta", "factor", "partial_rotary_factor", "original_max_position_embeddings",
+    "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "attention_factor",
+    "truncate", "mrope_section", "mrope_interleaved",
+))  # fmt: skip
 
 
 def rope(config: Config, head_dim: int, *, interleaved: bool = False) -> tuple[Rope, Weight]:
@@ -24,16 +28,16 @@ def rope(config: Config, head_dim: int, *, interleaved: bool = False) -> tuple[R
     Raises ModelError (SPECC-E0278).
     """
     parameters: dict[str, Any] = {
-        "rope_theta": config.get("rope_theta", 10000.0), "rope_type": "default",
-        **(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {}),
-    }  # fmt: skip
-    kind = str(parameters.get("type", parameters["rope_type"]) if parameters["rope_type"] == "default"
-               else parameters["rope_type"])  # fmt: skip
+        "rope_theta": config.get("rope_theta", 10000.0),
+        **(config.get("rope_scaling") or {}),
+        **(config.get("rope_parameters") or {}),
+    }
+    kind = str(parameters.get("rope_type", parameters.pop("type", "default")))
+    if unknown := sorted(set(parameters) - _KEYS):
+        # Among them what differs between kinds of layers.
+        raise _bad(config, f"has keys that specc does not read: {', '.join(unknown)}", unknown[0])
     if kind not in _KINDS:
-        raise ModelError(
-            "SPECC-E0278", f"the drafter's rope ({kind}) is not supported", where=config.where,
-            expected=" or ".join(_KINDS), found=kind, cure=_CURE,
-        )  # fmt: skip
+        raise _bad(config, f"({kind}) is not supported", kind)
     partial = float(
         parameters.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
     )
@@ -43,6 +47,13 @@ def rope(config: Config, head_dim: int, *, interleaved: bool = False) -> tuple[R
     )
     described = Rope(theta, kind, 2 * len(frequencies), scale, interleaved)
     return described, Weight.of(frequencies)
+
+
+def _bad(config: Config, what: str, found: str) -> ModelError:
+    return ModelError(
+        "SPECC-E0278", f"the drafter's rope {what}", where=config.where, expected=" or ".join(_KINDS),
+        found=found, cure="use another drafter: its rope depends on the length of a call, or is unknown to specc",
+    )  # fmt: skip
 
 
 def _frequencies(

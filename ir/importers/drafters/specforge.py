@@ -11,6 +11,7 @@ from specc.ir.importers.drafters.files import Config
 from specc.ir.importers.drafters.layers import Parts
 from specc.ir.importers.drafters.spec import DrafterCheckpoint, Recycle
 
+_MASKS = ("mask_token_id", "pard_token", "ptd_token_id")
 _TRAINING = ("num_depths", "cod_ratio", "down_sample_ratio", "down_sample_ratio_min", "ttt_length")
 
 
@@ -34,9 +35,20 @@ def read(parts: Parts) -> DrafterCheckpoint:
         norm_before_residual=config.flag("norm_before_residual"),
         recycle=Recycle.POST_NORM if post else Recycle.PRE_NORM,
         speculative_tokens=config.integer("num_depths", 8) if parallel else 0,
-        mask_token_id=config.integer("mask_token_id", least=0) if parallel else None,
+        mask_token_id=_mask(config) if parallel else None,
     )  # fmt: skip
     return read_eagle3(parts, spec)
+
+
+def _mask(config: Config) -> int:
+    """The token of rows that are not known yet. SpecForge takes it from its command line, and may not write it down."""
+    said = [k for k in _MASKS if config.get(k) is not None]
+    if not said:
+        raise config.bad(
+            "mask_token_id", "the token that stood for unknown ones in training",
+            "add it to config.json, as it was given to the trainer",
+        )  # fmt: skip
+    return config.integer(said[0], least=0)
 
 
 def _modelopt(section: Config) -> bool:

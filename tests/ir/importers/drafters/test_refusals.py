@@ -126,6 +126,9 @@ REFUSED: dict[str, tuple[str, Edit, str, str]] = {
     "no number": ("eagle3-safeailab", config(hidden_size="32"), "E0278", "hidden_size"),
     "rope that looks at the length": (
         "eagle3-specforge", config(rope_scaling={"type": "dynamic", "factor": 2.0}), "E0278", "dynamic"),
+    "rope of its own for each kind of layer": ("eagle3-speculators", config(
+        rope_parameters={"sliding_attention": {"rope_theta": 1e4}}), "E0278", "sliding_attention"),
+    "no mask token": ("peagle-specforge", without("mask_token_id"), "E0278", "given to the trainer"),
     "both norms before fc": ("eagle3-speculators", config(fc_norm=True, norm_before_fc=True), "E0278", "fc_norm"),
     "lossy acceptance": ("eagle3-speculators", lossy, "E0278", "verifier_accept_k"),
     "last hidden state alone": (
