@@ -74,6 +74,12 @@ def read_block(parts: Parts, said: BlockConventions) -> DrafterCheckpoint:
     if config.get("target_hidden_size", hidden) != hidden:
         raise config.bad("target_hidden_size", f"{hidden}, the drafter's own")
     check_target(parts, hidden=hidden, vocab=vocab, layers=said.target_layers, taps=said.taps)
+    if target.scales_embedding:
+        # z-lab trains through the target's own module, which scales; others through its table. No key tells.
+        raise config.bad(
+            "input_embedding_scale", f"a key that tells whether {target.architecture}'s scale was applied in training",
+            "use --method eagle3, whose drafters read the table as it is, or suffix",
+        )  # fmt: skip
     parts.take("fc.weight", [hidden, len(said.taps) * hidden])
     parts.take("hidden_norm.weight", [hidden])
     parts.take("norm.weight", [hidden])

@@ -159,7 +159,10 @@ def read_head(
     """The head in the checkpoint, or the target's where there is an equal one, or none unless `required`."""
     if required:
         parts.tensors.shape(source)
-    return _shared(parts, source, "lm_head.weight", [size, hidden], parts.target.head)
+    owner = _shared(parts, source, "lm_head.weight", [size, hidden], parts.target.head)
+    if owner is not Ownership.OWN and parts.target.head_bias:
+        raise _foreign(parts, "head", "a head that only multiplies", "a bias in the target's")
+    return owner
 
 
 def _shared(parts: Parts, source: str, name: str, shape: list[int], theirs: Weight) -> Ownership:

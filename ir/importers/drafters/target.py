@@ -14,6 +14,8 @@ from specc.ir.weights import Weight
 
 _EMBEDDING = torch.ops.aten.embedding.default
 _LINEAR = torch.ops.aten.linear.default
+_PRODUCTS = (torch.ops.aten.mul.Tensor, torch.ops.aten.mul.Scalar)
+_VIEWS = (torch.ops.aten.to.dtype, torch.ops.aten.alias.default, torch.ops.aten.view.default)
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,6 +23,7 @@ class Target:
     """What a drafter is checked against.
 
     `embedding` f32[rows, H] and `head` f32[rows, H] may have more rows than there are tokens (padding).
+    `scales_embedding`: the model multiplies what it looks up; `head_bias`: its head adds a bias.
     """
 
     name: str
@@ -30,6 +33,8 @@ class Target:
     vocab_size: int
     embedding: Weight
     head: Weight
+    scales_embedding: bool = False
+    head_bias: bool = False
 
     @property
     def rows(self) -> int:
@@ -44,22 +49,23 @@ class Target:
         """
         graph = program.functions["target"].graph
         tokens = next(n for n in graph.nodes if n.op == "placeholder")
-        embedding = next(
-            (n.args[0] for n in graph.nodes if n.target is _EMBEDDING and _from(n.args[1]) is tokens),
+        looked_up = next(
+            (n for n in graph.nodes if n.target is _EMBEDDING and _from(n.args[1]) is tokens),
             None,
         )  # fmt: skip
         output = next(n for n in reversed(graph.nodes) if n.op == "output")
-        head = _head(output)
-        if embedding is None or head is None:
+        linear = _head(output)
+        if looked_up is None or linear is None:
             raise ModelError(
                 "SPECC-E0270", "the target has no embedding or head that a drafter could share",
                 where=program.name, expected="an embedding of tokens, and a linear at the end",
                 cure="use --method ngram or suffix",
             )  # fmt: skip
         info = program.model
+        embedding, head = (str(weight_name(n)) for n in (looked_up.args[0], linear.args[1]))  # type: ignore[arg-type]
         return cls(
             program.name, info.architecture, info.hidden_size, info.num_layers, info.vocab_size,
-            program.weights[str(weight_name(embedding))], program.weights[str(weight_name(head))],
+            program.weights[embedding], program.weights[head], _scaled(looked_up), len(linear.args) > 2,
         )  # fmt: skip
 
 
@@ -72,12 +78,23 @@ def _from(node: object) -> fx.Node:
 
 
 def _head(node: fx.Node) -> fx.Node | None:
-    """The weight of the last linear before `node`, through what does not mix channels (scales, caps, views)."""
+    """The last linear before `node`, through what does not mix channels (scales, caps, views)."""
     while len(node.all_input_nodes) >= 1:
         node = node.all_input_nodes[0]
         if node.target is _LINEAR:
             weight = node.args[1]
-            return weight if isinstance(weight, fx.Node) and weight.op == "get_attr" else None
+            return node if isinstance(weight, fx.Node) and weight.op == "get_attr" else None
         if node.op != "call_function":
             return None
     return None
+
+
+def _scaled(node: fx.Node) -> bool:
+    """Whether `node`, or a view of it, is multiplied by a constant."""
+    for user in node.users:
+        others = [a for a in user.args if a is not node]
+        if user.target in _PRODUCTS:
+            return all(not isinstance(a, fx.Node) or _from(a).op == "get_attr" for a in others)
+        if len(user.all_input_nodes) == 1 and user.target in _VIEWS:
+            return _scaled(user)
+    return False

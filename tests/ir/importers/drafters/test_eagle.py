@@ -52,6 +52,23 @@ def test_a_tied_target_behind_scales_and_caps() -> None:
     target = Target.of(import_model(model, "gemma2"))
     assert target.embedding is target.head
     assert torch.equal(target.head.load(), model.get_output_embeddings().weight)
+    assert (target.scales_embedding, target.head_bias) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "scales", "bias"),
+    [
+        ("llama", {}, False, False), ("qwen3", {"head_dim": 16}, False, False), ("gpt2", {"n_embd": 32}, False, False),
+        ("granite", {"embedding_multiplier": 2.0}, True, False), ("phi", {}, False, True),
+    ],
+)  # fmt: skip
+def test_what_a_target_does_to_its_embedding_and_logits(
+    kind: str, values: dict[str, float], scales: bool, bias: bool
+) -> None:
+    if kind == "gpt2":
+        values |= {"n_layer": 1, "n_head": 4, "n_positions": 64, "vocab_size": 96}
+    target = Target.of(import_model(synthetic.tiny(kind, **values), kind))
+    assert (target.scales_embedding, target.head_bias) == (scales, bias)
 
 
 @pytest.mark.parametrize("bias", [False, True])

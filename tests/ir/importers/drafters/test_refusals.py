@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -206,6 +207,22 @@ def test_a_whole_model_is_no_head(tmp_path: Path, model: PreTrainedModel, target
 def test_a_gguf_is_refused_with_the_reason(tmp_path: Path, target: Target) -> None:
     with pytest.raises(ModelError, match=r"converted from"):
         load_drafter(tmp_path / "eagle3.gguf", target)
+
+
+def test_targets_whose_embedding_or_head_does_more(
+    tmp_path: Path, model: PreTrainedModel, target: Target
+) -> None:
+    """What a drafter borrows must be all that the target does with it."""
+    folder = DRAFTERS["dflash-zlab"](tmp_path / "a", model)
+    with pytest.raises(ModelError, match="input_embedding_scale"):
+        load_drafter(folder, replace(target, scales_embedding=True))
+    with pytest.raises(ModelError, match="its head differs"):
+        load_drafter(folder, replace(target, head_bias=True))
+    own = DRAFTERS["eagle3-safeailab"](tmp_path / "b", model)
+    assert (
+        load_drafter(own, replace(target, scales_embedding=True, head_bias=True)).spec.source
+        == "SafeAILab EAGLE-3"
+    )
 
 
 def test_ids_and_offsets(tmp_path: Path, model: PreTrainedModel, target: Target) -> None:
