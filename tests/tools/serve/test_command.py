@@ -10,18 +10,20 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 from transformers import AutoTokenizer
 
 from specc import cli
 from specc.runtime import Artifact, Manifest
 from tests.tools.serve.conftest import Server, running
-from tests.tools.serve.test_http import PROMPT, REPORT, ask
+from tests.tools.serve.test_http import PROMPT, REPORT, ask, code_of
 
 ROOT = Path(__file__).parents[3]
 TEMPLATE = (
     "{% for tool in tools or [] %}<tool>{{ tool.function | tojson }}</tool>{% endfor %}"
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}"
+    "{% if m.role == 'alien' %}{{ raise_exception('not of this world') }}{% endif %}"
     "{% for call in m.tool_calls or [] %}{{ call.function.arguments.city }}{% endfor %}<|end|>"
     "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
@@ -114,6 +116,10 @@ def test_tools_memory_and_names(
             assert answer.usage is not None  # type: ignore[union-attr]
             assert answer.usage.prompt_tokens == len(ids)  # type: ignore[union-attr]
             assert report["stats"]["per_k"][2]["rounds"] == 0
+        with pytest.raises(openai.BadRequestError, match="not of this world") as strange:
+            create(model="mine", messages=[{"role": "alien", "content": ""}])  # type: ignore[list-item]
+        assert code_of(strange.value) == "SPECC-E0107"
+        assert str(place) not in str(strange.value)
         page = ask(server, "GET", "/metrics")[1]
         assert 'vllm:generation_tokens_total{model_name="mine"} 18.0' in page
         assert "specc:" not in page

@@ -106,9 +106,10 @@ def application(service: Service) -> Starlette:
 async def _answer(service: Service, request: HttpRequest, kind: type[Body]) -> Response:
     if not service.ready:
         raise stopped()
-    body = bodies.parse(kind, await _read(request, service))
-    reply = service.start(await run_in_threadpool(service.understand, body))
-    if body.stream:
+    data = await _read(request, service)
+    asked = await run_in_threadpool(lambda: service.understand(bodies.parse(kind, data)))
+    reply = service.start(asked)
+    if asked.body.stream:
         return _EventStream(reply)
     try:
         answer = await _unless_gone(request, answers.whole(reply))

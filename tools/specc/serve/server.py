@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import sys
 import time
 from collections.abc import Callable
 from types import FrameType
@@ -16,6 +17,9 @@ from specc.serve.service import Service
 
 _LOOK = 0.05
 """Seconds between two looks at whether all is done."""
+_SWITCH = 5e-4
+"""Seconds after which the event loop yields to the worker, who asks for Python's lock several times
+a round. Python's own 5 ms are as long as a round of a small model."""
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -38,6 +42,7 @@ def serve(
         application(service), log_level="warning", access_log=False, lifespan="off", ws="none",
         server_header=False, timeout_graceful_shutdown=1,
     )  # fmt: skip
+    sys.setswitchinterval(_SWITCH)
     try:
         asyncio.run(_Server(config, service, ready, drain_s).serve([listening]))
     finally:

@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 
 from specc import prompts
-from specc.errors import RequestError
+from specc.errors import RequestError, SpeccError
 from specc.runtime import ADAPTIVE, Artifact
 from specc.serve import bodies
 from specc.serve.bodies import Body, ChatBody, CompletionBody
@@ -107,9 +107,11 @@ class Service:
                 expected=self.settings.model, found=str(body.model)[:200], cure="ask for that one",
             )  # fmt: skip
         if isinstance(body, ChatBody):
+            self._check_count(body.n)
             asked = [(self._chat_ids(body), "")]
         else:
             assert isinstance(body, CompletionBody)
+            self._check_count(len(body.prompts) * body.n)
             asked = [self._prompt(prompt, echo=body.echo) for prompt in body.prompts]
         # Sampling without a seed differs from request to request.
         seed = secrets.randbits(62) if body.seed is None else body.seed
@@ -117,7 +119,6 @@ class Service:
             Choice(index, self._ask(body, ids, seed + index % body.n), echo)
             for index, (ids, echo) in enumerate(a for a in asked for _ in range(body.n))
         ]
-        self._check_count(len(choices))
         kind = "chatcmpl" if isinstance(body, ChatBody) else "cmpl"
         return Request(
             f"{kind}-{uuid.uuid4().hex}", int(time.time()), body, tuple(choices),
@@ -135,9 +136,19 @@ class Service:
 
     def _chat_ids(self, body: ChatBody) -> list[int]:
         tools = body.tools if body.tool_choice != "none" else []
-        if tools and not self.template.takes("tools"):
-            raise bodies.unsupported("tools", "the model's chat template takes none")
-        text = self.template.render([m.for_template() for m in body.messages], tools=tools or None)
+        try:
+            if tools and not self.template.takes("tools"):
+                raise bodies.unsupported("tools", "the model's chat template takes none")
+            messages = [m.for_template() for m in body.messages]
+            text = self.template.render(messages, tools=tools or None)
+        except SpeccError as error:
+            if error.code not in ("SPECC-E0107", "SPECC-E0505"):
+                raise
+            # Where the template lies is not for clients to know.
+            raise RequestError(
+                error.code, error.what, where="messages", found=error.found,
+                cure="change the messages, or continue plain text with /v1/completions",
+            ) from error  # fmt: skip
         return self.engine.tokenize(text, add_special=False, parse_special=True)
 
     def _prompt(self, prompt: str | list[int], *, echo: bool) -> tuple[list[int], str]:
