@@ -152,6 +152,27 @@ def test_chat(server: Server, artifact: Artifact, tiny_artifact: Path) -> None:
     assert create(**asked).usage.prompt_tokens > whole.usage.total_tokens
 
 
+def test_the_bodies_that_vllm_bench_sends(server: Server, artifact: Artifact) -> None:
+    """By vllm/benchmarks/lib/endpoint_request_func.py, which reads `choices` of each piece, or else `usage`."""
+    common = {"model": server.model, "stream": True, "stream_options": {"include_usage": True},
+              "ignore_eos": True, "temperature": 0.0}  # fmt: skip
+    content = [{"type": "text", "text": PROMPT}]
+    for path, body, field in (
+        ("completions", {"prompt": PROMPT, "repetition_penalty": 1.0, "max_tokens": 9, "logprobs": None}, "text"),
+        ("chat/completions", {"messages": [{"role": "user", "content": content}], "max_completion_tokens": 9}, "delta"),
+    ):  # fmt: skip
+        status, text = ask(server, "POST", f"/v1/{path}", json.dumps({**common, **body}).encode())
+        assert status == 200
+        *pieces, done = (line.removeprefix("data: ") for line in text.strip().split("\n\n"))
+        assert done == "[DONE]"
+        *spoken, usage = map(json.loads, pieces)
+        assert usage["usage"]["completion_tokens"] == 9
+        assert all(field in piece["choices"][0] for piece in spoken)
+        if field == "text":
+            heard = "".join(piece["choices"][0]["text"] for piece in spoken)
+            assert heard == said(artifact, PROMPT, 9)[1]
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("place", [3, 17, 31])
 def test_a_stop_string_ends_the_text_before_it(

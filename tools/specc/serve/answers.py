@@ -64,11 +64,13 @@ async def stream(reply: Reply) -> AsyncIterator[bytes]:
     if options.include_usage:
         envelope["usage"] = None
     try:
-        if request.chat:
-            for choice in request.choices:
-                delta = {"role": "assistant", "content": ""}
-                yield _sse({**envelope, "choices": [_delta(choice.index, delta, "")]})
+        # Not before there is something to say: clients take the first piece for the first token.
+        silent = {choice.index for choice in request.choices if request.chat}
         async for index, event in reply.events():
+            if index in silent:
+                silent.remove(index)
+                opening = _delta(index, {"role": "assistant", "content": ""}, "")
+                yield _sse({**envelope, "choices": [opening]})
             if event.text or event.finish:
                 yield _sse({**envelope, "choices": [_piece(request, index, event)]})
         last = {**envelope, "choices": []}
