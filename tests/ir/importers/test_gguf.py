@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,16 @@ from gguf.quants import dequantize, quantize
 from tiny_models import eager_logits, tiny
 from transformers import PreTrainedModel
 
-from specc.errors import ModelError
-from specc.ir.evaluate import evaluate
+from specc.errors import ModelError, PassError
+from specc.ir.evaluate import evaluate, fresh_state
+from specc.ir.importers import gguf_blocks
 from specc.ir.importers.gguf import open_gguf
 from specc.ir.importers.gguf_reader import QuickReader
-from specc.ir.importers.source import load_model
+from specc.ir.importers.source import ImportedModel, load_model
 from specc.ir.program import SpeculativeProgram
 from specc.ir.weights import Weight
+from specc.passes import pipelines
+from specc.passes.quantise_weights import QuantiseWeights, left
 
 WIDE = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64, "num_hidden_layers": 1}
 """Rows of 256, the block of the K types."""
@@ -163,6 +167,53 @@ def _check_blocks(matrices: list[Weight], kind: str) -> None:
             kept = matrix.as_stored()
             value = matrix.stored.encoding.decode(kept.load(), *matrix.type.at())
             assert torch.equal(value, matrix.load())
+
+
+def _kept(
+    tmp_path: Path, kind_of: Callable[[str], Kind]
+) -> tuple[ImportedModel, SpeculativeProgram]:
+    """A tiny llama whose matrices are of `kind_of(name)`, imported, and rewritten to use its blocks."""
+    model = tiny("llama", **WIDE)
+    tensors = tensors_of(model, "llama")
+    for key, (data, _) in tensors.items():
+        if data.ndim == 2:
+            tensors[key] = (packed(data, kind_of(key)), kind_of(key))
+    path = write(tmp_path / "m.gguf", "llama", fields_of(model, "llama"), tensors)
+    imported = load_model(str(path))
+    shape = pipelines.Shape((0, 23), 64, 8, weights=QuantiseWeights("keep", "keep"))
+    return imported, pipelines.host("ngram", shape, {})(imported.program)
+
+
+def _verified(program: SpeculativeProgram) -> torch.Tensor:
+    at = torch.arange(24)
+    return evaluate(program, "verify_23", [prompt(), at, at], fresh_state(program))[0]
+
+
+@pytest.mark.parametrize("kind", [Kind.Q8_0, Kind.Q4_0, Kind.Q4_1])
+def test_kept_blocks_are_the_model(tmp_path: Path, kind: Kind) -> None:
+    """Joined q, k and v, of which q and k have permuted rows: the dequantised model, but for rounded activations."""
+    imported, program = _kept(tmp_path, lambda name: kind)
+    assert left(program) == []
+    assert {str(w.packing.encoding) for w in program.weights.values() if w.packing is not None} == {
+        str(gguf_blocks.ENCODINGS[kind.name])
+    }
+    assert imported.eager is not None
+    assert difference(_verified(program), imported.eager(prompt())) < 0.05
+
+
+def test_kept_blocks_of_two_types_stay_apart(tmp_path: Path) -> None:
+    imported, program = _kept(tmp_path, lambda n: Kind.Q8_0 if "attn_v" in n else Kind.Q4_0)
+    names = sorted(n for n in program.weights if "attn" in n and "#" in n)
+    assert [n.rpartition("self_attn.")[2] for n in names] == [
+        "(q_proj+k_proj).weight#q4g32", "o_proj.weight#q4g32", "v_proj.weight#q8g32",
+    ]  # fmt: skip
+    assert imported.eager is not None
+    assert difference(_verified(program), imported.eager(prompt())) < 0.05
+
+
+def test_blocks_that_cannot_be_kept_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(PassError, match=r"SPECC-E0361.*blocks of Q6_K"):
+        _kept(tmp_path, lambda name: Kind.Q6_K if "ffn_down" in name else Kind.Q4_0)
 
 
 def qwen_experts(a: str) -> dict[str, Any]:
