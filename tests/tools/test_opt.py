@@ -52,6 +52,17 @@ def test_every_pass_can_be_explained(method: str) -> None:
             assert part in text
 
 
+def test_passes_that_run_when_asked_for_can_be_explained_and_seen(
+    capsys: pytest.CaptureFixture[str], model: str
+) -> None:
+    for name in ("quantise-weights", "trim-draft-vocabulary"):
+        assert "Before:" in explain.describe(explain.find_pass(name, "layerskip"))
+    code, out = opt(capsys, model, *SMALL, "--quant", "bf16", "--print-after", "quantise-weights")
+    assert code == 0
+    assert "specc.linear" in out
+    assert "#bf16" in out
+
+
 def test_explain_shows_options_and_promises() -> None:
     text = explain.describe(explain.find_pass("plan-state", "ngram"))
     assert "max_model_len: int = 2048" in text

@@ -12,13 +12,19 @@ from typing import cast
 from specc.errors import UsageError
 from specc.ir import SpeculativeProgram
 from specc.passes import Pass, Pipeline, pipelines
+from specc.passes.quantise_weights import QuantiseWeights
 
 LONGEST_DIFF = 60
 
 
-def pipeline_of(method: str) -> Pipeline:
-    """The passes of `method` in order, for reading: their options are placeholders."""
-    shape = pipelines.Shape()
+def pipeline_of(method: str, *, every: bool = False) -> Pipeline:
+    """The passes of `method` in order, for reading: their options are placeholders.
+
+    `every`: those too that run only where --quant or --draft-vocab-size asks for them.
+    """
+    shape = (
+        pipelines.Shape(weights=QuantiseWeights(), draft_ids=(0,)) if every else pipelines.Shape()
+    )
     if method == "draft_model":
         return pipelines.draft_model(shape, cast(SpeculativeProgram, None))
     if method == "layerskip":
@@ -36,7 +42,7 @@ def list_passes(method: str) -> list[tuple[int, str, str]]:
 
 def find_pass(name: str, method: str) -> type[Pass]:
     """The pass called `name` in the pipeline of `method`; raises UsageError if there is none."""
-    known = {p.name: type(p) for p in pipeline_of(method).passes}
+    known = {p.name: type(p) for p in pipeline_of(method, every=True).passes}
     if name not in known:
         close = difflib.get_close_matches(name, known, n=1)
         raise UsageError(

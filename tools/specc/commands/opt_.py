@@ -28,8 +28,11 @@ def main(
     num_speculative_tokens: str | None = None,
     draft_layers: str | None = None,
     depths: str | None = None,
+    draft_vocab_size: int = 0,
     drafter_options: str | None = None,
     calibration: Path | None = None,
+    quant: str = "none",
+    quant_rounding: str = "nearest",
     max_model_len: int | None = None,
     prefill_chunk: int = 64,
     print_after: str | None = None,
@@ -53,8 +56,11 @@ def main(
         num_speculative_tokens: As for compile.
         draft_layers: As for compile.
         depths: As for compile.
+        draft_vocab_size: As for compile.
         drafter_options: As for compile.
         calibration: As for compile.
+        quant: As for compile.
+        quant_rounding: As for compile.
         max_model_len: As for compile.
         prefill_chunk: As for compile.
         print_after: Print the program as it is after this pass.
@@ -75,11 +81,15 @@ def main(
         if explain is None:
             raise flags.conflict("no MODEL was given", "name one, or ask for --list")
         return _explain(explain, method, None, as_json=json)
+    if bisect and quant != "none":
+        raise flags.conflict(
+            "--bisect compares numbers, which --quant changes on purpose", "leave out one of them"
+        )
     request = request_of(
         model, method=method, drafter=drafter, num_speculative_tokens=num_speculative_tokens,
         draft_layers=draft_layers, depths=depths, drafter_options=drafter_options,
         calibration=calibration, device="cpu", backend="inductor", isa="native",
-        quant="none", quant_rounding="nearest", draft_vocab_size=0,
+        quant=quant, quant_rounding=quant_rounding, draft_vocab_size=draft_vocab_size,
         max_model_len=max_model_len, prefill_chunk=prefill_chunk, output=Path("unused"),
         force=False,
     )  # fmt: skip
