@@ -161,7 +161,7 @@ def read_head(
         parts.tensors.shape(source)
     owner = _shared(parts, source, "lm_head.weight", [size, hidden], parts.target.head)
     if owner is not Ownership.OWN and parts.target.head_bias:
-        raise _foreign(parts, "head", "a head that only multiplies", "a bias in the target's")
+        raise foreign(parts, "head", "a head that only multiplies", "a bias in the target's")
     return owner
 
 
@@ -207,18 +207,19 @@ def check_target(
         facts.append(("number of layers", layers, target.num_layers))
     for what, theirs, ours in facts:
         if theirs != ours:
-            raise _foreign(parts, what, str(ours), str(theirs))
+            raise foreign(parts, what, str(ours), str(theirs))
     # Padding: heads are rounded up to whole blocks, and not all copies of a model alike (151936 or 152064 rows).
     padded = vocab % 64 == 0 and vocab - target.rows < 512
     if vocab < target.vocab_size or (vocab > target.rows and not padded):
-        raise _foreign(parts, "vocabulary", f"{target.vocab_size} to {target.rows} ids", str(vocab))
+        raise foreign(parts, "vocabulary", f"{target.vocab_size} to {target.rows} ids", str(vocab))
     if any(t >= target.num_layers + normed for t in taps):
-        raise _foreign(
+        raise foreign(
             parts, "taps", f"hidden states 0 to {target.num_layers - 1}", ", ".join(map(str, taps))
         )
 
 
-def _foreign(parts: Parts, what: str, expected: str, found: str) -> ModelError:
+def foreign(parts: Parts, what: str, expected: str, found: str) -> ModelError:
+    """The refusal of a drafter that was trained for another target."""
     return ModelError(
         "SPECC-E0273", f"the drafter was trained for another target: its {what} differs",
         where=f"{parts.tensors.where}, for {parts.target.name}", expected=expected, found=found,

@@ -35,6 +35,10 @@ def load_native(folder: Path, target: Target) -> DrafterCheckpoint:
 
     Raises ModelError: SPECC-E0272 if there is none, or one of a kind that specc does not read; else as `load_drafter`.
     """
+    if not folder.is_dir():
+        raise _refusal(
+            folder, "one file; MTP layers are read from safetensors", "the model's own folder"
+        )
     whole = read_config(folder)
     config = whole.section("text_config") if "text_config" in whole.values else whole
     every = open_tensors(folder)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from specc.ir.importers.drafters.block import BlockConventions, anchor_flag, read_block
 from specc.ir.importers.drafters.eagle import Eagle3Conventions, eagle3_taps, read_eagle3
 from specc.ir.importers.drafters.files import Config
-from specc.ir.importers.drafters.layers import Parts
+from specc.ir.importers.drafters.layers import Parts, foreign
 from specc.ir.importers.drafters.mtp import MtpNames, read_mtp
 from specc.ir.importers.drafters.native import UNIT_OFFSET
 from specc.ir.importers.drafters.spec import DrafterCheckpoint, Recycle
@@ -31,10 +31,14 @@ def merged(config: Config) -> Config:
     return flat
 
 
-def speculative_tokens(config: Config, kind: str) -> int:
-    """K of the default proposal method. Raises ModelError (SPECC-E0278) for a lossy one, or another algorithm."""
-    said = config.section("speculators_config")
+def speculative_tokens(parts: Parts, kind: str) -> int:
+    """K of the default proposal method.
+
+    Raises ModelError: SPECC-E0278 for a lossy one or another algorithm, E0273 for a verifier of another architecture.
+    """
+    said = parts.config.section("speculators_config")
     said.only("algorithm", kind)
+    _check_verifier(parts, said.section("verifier").get("architectures", []))
     methods = said.get("proposal_methods", [])
     name = said.get("default_proposal_method")
     method = next(
@@ -50,9 +54,18 @@ def speculative_tokens(config: Config, kind: str) -> int:
     return proposal.integer("speculative_tokens", 0, 0)
 
 
+def _check_verifier(parts: Parts, named: list[str]) -> None:
+    """Refuse another class of language model; what wraps one, with images for instance, has other names."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    ours = str(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(parts.target.architecture, ""))
+    if ours and ours not in named and any(n.endswith("ForCausalLM") for n in named):
+        raise foreign(parts, "architecture", ours, ", ".join(named))
+
+
 def read_eagle(parts: Parts, kind: str) -> DrafterCheckpoint:
     """`eagle3` and `peagle`. Taps are hidden-state indices as they stand."""
-    tokens = speculative_tokens(parts.config, kind)
+    tokens = speculative_tokens(parts, kind)
     config = parts.config = merged(parts.config)
     config.skip("embed_requires_grad")
     for buffer in ("rotary_emb.inv_freq", "rotary_emb.original_inv_freq"):
@@ -85,7 +98,7 @@ def read_block_drafter(parts: Parts, kind: str) -> DrafterCheckpoint:
     Before `sample_from_anchor` was a key, a DSpark's rows filled in their own tokens; that its block then gives one
     token less than it has rows tells the two apart.
     """
-    tokens = speculative_tokens(parts.config, kind)
+    tokens = speculative_tokens(parts, kind)
     config = parts.config = merged(parts.config)
     ids = config.integers("aux_hidden_state_layer_ids")
     size = config.integer("block_size", 8)
@@ -124,7 +137,7 @@ def _heads(config: Config, kind: str) -> Config:
 
 def read_mtp_drafter(parts: Parts) -> DrafterCheckpoint:
     """`mtp`: a layer taken out of its verifier, under names of its own. fc reads [embedding; hidden state]."""
-    tokens = speculative_tokens(parts.config, "mtp")
+    tokens = speculative_tokens(parts, "mtp")
     parts.config.only("num_nextn_predict_layers", 1)
     config = parts.config = merged(parts.config)
     kind = config.get("model_type")

@@ -208,7 +208,7 @@ def draft(
         if checkpoint.spec.kind is Kind.MEDUSA:
             return _medusa(computed, joined[-1])[:k]
         if checkpoint.spec.kind in (Kind.DFLASH, Kind.DSPARK):
-            return _block(computed, joined, committed[-1])[:k]
+            return _block(computed, joined, committed[-1])[0][:k]
         if checkpoint.spec.kind is Kind.PEAGLE:
             return _parallel(computed, joined, committed, k)
         return _recycled(computed, joined, committed, k)
@@ -264,7 +264,17 @@ def _parallel(c: Computed, joined: Tensor, committed: list[int], k: int) -> list
     return [c.ids(row.argmax()) for row in logits]
 
 
-def _block(c: Computed, joined: Tensor, anchor: int) -> list[int]:
+def confidences(
+    checkpoint: DrafterCheckpoint, model: PreTrainedModel, committed: list[int]
+) -> list[float]:
+    """How likely each draft of a block is kept, by the head for that; empty without one."""
+    states = hidden_states(model, committed[:-1])
+    joined = torch.cat([states[j] for j in checkpoint.spec.taps], -1)
+    with torch.no_grad():
+        return _block(Computed(checkpoint), joined, committed[-1])[1]
+
+
+def _block(c: Computed, joined: Tensor, anchor: int) -> tuple[list[int], list[float]]:
     block, context = c.spec.block, c.fuse(joined, None)
     assert block is not None
     start = len(context)
@@ -288,7 +298,7 @@ def _block(c: Computed, joined: Tensor, anchor: int) -> list[int]:
             seen = seen & ((at >= first) | (at >= start))
         x = c.layer(i, layer, x, None, context, positions, seen)
     hidden = c.rms(x, "norm.weight")[0 if block.anchor_first else 1 :]
-    drafts, before, markov = [], anchor, c.spec.markov
+    drafts, kept, before, markov = [], [], anchor, c.spec.markov
     state = torch.zeros(markov.rank if markov else 0)
     for h, row in zip(hidden, c.linear(hidden, "lm_head"), strict=True):
         if markov:
@@ -300,6 +310,11 @@ def _block(c: Computed, joined: Tensor, anchor: int) -> list[int]:
                 state = torch.lerp(new.tanh(), state, g.sigmoid())
                 inner = o.tanh()
             row = row + c.linear(inner, "markov_head.markov_w2")
+        if c.spec.confidence:
+            reads = h
+            if c.spec.confidence.markov:
+                reads = torch.cat([h, c.weights["markov_head.markov_w1.weight"][before]])
+            kept.append(float(c.linear(reads, "confidence_head.proj").sigmoid()))
         before = c.ids(row.argmax())
         drafts.append(before)
-    return drafts
+    return drafts, kept

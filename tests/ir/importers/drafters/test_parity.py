@@ -23,7 +23,13 @@ from specc.ir.importers.drafters import (
     load_native,
 )
 from specc.ir.importers.huggingface import import_model
-from tests.ir.importers.drafters import contract, reference, synthetic, synthetic_mtp
+from tests.ir.importers.drafters import (
+    contract,
+    reference,
+    reference_block,
+    synthetic,
+    synthetic_mtp,
+)
 
 Make = Callable[[Path, PreTrainedModel], Path]
 YARN = {
@@ -171,6 +177,18 @@ def test_same_drafts_of_native_layers(
 ) -> None:
     folder = NATIVE[name](tmp_path / "model", model)
     same_drafts(load_native(folder, target), folder, model)
+
+
+@pytest.mark.parametrize("name", [n for n in DRAFTERS if n.startswith(("dspark", "dflash-zlab"))])
+def test_same_confidence(name: str, tmp_path: Path, model: PreTrainedModel, target: Target) -> None:
+    folder = DRAFTERS[name](tmp_path / "drafter", model)
+    text = torch.randint(3, 96, (15,), generator=torch.Generator().manual_seed(4)).tolist()
+    with torch.no_grad():
+        want = reference_block.draft(reference.Raw.read(folder), model, text, 0)[1]
+    assert contract.confidences(load_drafter(folder, target), model, text) == pytest.approx(
+        want, rel=1e-5
+    )
+    assert bool(want) == name.startswith("dspark")
 
 
 @pytest.mark.parametrize("what", MISREAD)

@@ -83,6 +83,16 @@ def lossy(folder: Path) -> None:
     path.write_text(json.dumps(values))
 
 
+def verifier(*names: str) -> Edit:
+    def edit(folder: Path) -> None:
+        path = folder / "config.json"
+        found = json.loads(path.read_text())
+        found["speculators_config"]["verifier"]["architectures"] = list(names)
+        path.write_text(json.dumps(found))
+
+    return edit
+
+
 def section(**values: Any) -> Edit:
     def edit(folder: Path) -> None:
         path = folder / "config.json"
@@ -146,6 +156,7 @@ REFUSED: dict[str, tuple[str, Edit, str, str]] = {
     "other vocabulary": ("dflash-zlab", config(vocab_size=64), "E0273", "vocabulary"),
     "other hidden size": ("eagle3-safeailab", config(hidden_size=64), "E0273", "hidden size"),
     "other number of layers": ("dflash-zlab", config(num_target_layers=9), "E0273", "number of layers"),
+    "other architecture": ("eagle3-speculators", verifier("Qwen3ForCausalLM"), "E0273", "architecture"),
     "tap after the final norm": ("dflash-zlab", section(target_layer_ids=[1, 3, 7]), "E0273", "taps"),
     "mask token beyond the embedding": ("dflash-zlab", section(mask_token_id=96), "E0273", "mask token"),
     "map out of range": ("eagle3-modelopt", put("d2t", torch.full((40,), 90)), "E0279", "neither"),
@@ -225,6 +236,14 @@ def test_targets_whose_embedding_or_head_does_more(
     )
 
 
+def test_a_verifier_that_wraps_the_target(
+    tmp_path: Path, model: PreTrainedModel, target: Target
+) -> None:
+    folder = DRAFTERS["eagle3-speculators"](tmp_path / "a", model)
+    verifier("Llama4ForConditionalGeneration")(folder)
+    assert load_drafter(folder, target).spec.source == "speculators eagle3"
+
+
 def test_ids_and_offsets(tmp_path: Path, model: PreTrainedModel, target: Target) -> None:
     """A converter that writes ids where offsets are usual is seen by t2d, and by the range alone."""
     folder = synthetic.eagle3(tmp_path / "drafter", model)
@@ -274,6 +293,8 @@ def test_models_without_a_layer_that_drafts(
     put("mtp.0.main_proj.weight", torch.zeros(32, 96))(folder)
     with pytest.raises(ModelError, match="DeepSeek-V4"):
         load_native(folder, target)
+    with pytest.raises(ModelError, match="read from safetensors"):
+        load_native(folder / "model.safetensors", target)
     folder = synthetic_mtp.mimo(tmp_path / "e", model)
     drop("model.mtp_layers.0.hidden_layernorm.weight")(folder)
     with pytest.raises(ModelError, match="SPECC-E0274"):
