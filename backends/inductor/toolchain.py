@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import re
@@ -173,13 +174,15 @@ class Toolchain:
         """Run the compiler in `folder`, in a process group of its own."""
         process = subprocess.Popen(
             command, cwd=folder, text=True, start_new_session=True, stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env={**os.environ, "LC_ALL": "C"},
         )  # fmt: skip
         self._running.add(process)
         try:
             _, told = process.communicate()
         finally:
             self._running.discard(process)
+        if process.returncode and "No space left on device" in told:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), what)
         if process.returncode:
             lines = [line for line in told.splitlines() if "error" in line or "undefined" in line]
             raise BackendError(

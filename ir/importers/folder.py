@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
 from specc.errors import ModelError
 from specc.ir.importers.quiet import quiet
@@ -40,7 +39,7 @@ def load_folder(folder: Path) -> PreTrainedModel:
     """
     config = read_json(folder / "config.json")
     refuse_config(config, str(folder / "config.json"))
-    files = _check_files(folder)
+    files = check_files(folder)
     from transformers import AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
@@ -61,7 +60,8 @@ def load_folder(folder: Path) -> PreTrainedModel:
     model, report = loaded
     _check_report(report, folder, config)
     _check_tied(model, files, folder)
-    _check_finite(model, folder)
+    for name, parameter in model.named_parameters():
+        finite(name, parameter, folder)
     return model  # type: ignore[no-any-return]
 
 
@@ -115,7 +115,7 @@ def weight_files(folder: Path) -> list[Path]:
                      expected="*.safetensors", cure="download the weights too")  # fmt: skip
 
 
-def _check_files(folder: Path) -> dict[str, Path]:
+def check_files(folder: Path) -> dict[str, Path]:
     """Each tensor to its file. Raises ModelError (SPECC-E0207) for files that are cut off or lie about offsets."""
     from safetensors import safe_open
 
@@ -189,13 +189,15 @@ def _check_tied(model: PreTrainedModel, files: dict[str, Path], folder: Path) ->
         )
 
 
-def _check_finite(model: nn.Module, folder: Path) -> None:
-    """Weights that are not numbers (a broken conversion, a training run that blew up) give NaN for every prompt."""
-    for name, parameter in model.named_parameters():
-        if not bool(torch.isfinite(parameter.sum())) and not bool(torch.isfinite(parameter).all()):
-            raise ModelError(
-                "SPECC-E0207",
-                "a tensor has values that are no finite numbers",
-                where=f"{folder}: {name}",
-                cure="download the weights again",
-            )
+def finite(name: str, tensor: torch.Tensor, folder: Path) -> None:
+    """Refuse weights that are no numbers (a broken conversion, a training run that blew up): they make all NaN.
+
+    Raises ModelError (SPECC-E0207).
+    """
+    if not bool(torch.isfinite(tensor.sum())) and not bool(torch.isfinite(tensor).all()):
+        raise ModelError(
+            "SPECC-E0207",
+            "a tensor has values that are no finite numbers",
+            where=f"{folder}: {name}",
+            cure="download the weights again",
+        )

@@ -5,6 +5,7 @@ Nothing in the file is executed: metadata and tensors are read through a memory 
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -54,6 +55,12 @@ class GgufFile:
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape as torch has it (GGUF lists dimensions the other way round)."""
         return tuple(int(d) for d in reversed(self.tensors[name].shape))
+
+    def stored_hash(self, name: str) -> str:
+        """Type, shape and hash of the tensor's bytes as they are stored."""
+        tensor = self.tensors[name]
+        content = hashlib.sha256(np.ascontiguousarray(tensor.data)).hexdigest()
+        return f"{tensor.tensor_type.name}{self.shape(name)}:{content}"
 
     def load(self, name: str) -> Tensor:
         """The tensor as float32."""
@@ -249,7 +256,10 @@ def _weight(
         return tensor - 1 if minus_one else tensor
 
     stored = _stored(file, sources, heads) if len(shape) == 2 else None
-    return Weight(TensorType("f32", shape), load, stored=stored)
+    # By what is stored: hashing what is loaded would dequantise it all once more for each key.
+    content = ", ".join(file.stored_hash(s) for s in sources)
+    key = f"gguf({content}; halves of {heads}, minus one {minus_one})"
+    return Weight(TensorType("f32", shape), load, key, stored=stored)
 
 
 def _stored(file: GgufFile, sources: list[str], heads: int) -> Stored | None:

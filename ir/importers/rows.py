@@ -24,8 +24,8 @@ _TOLERANCE = 1e-4
 def check_rows(program: SpeculativeProgram) -> None:
     """Run `target` with attention cut to each row's own value; equal rows must give equal results everywhere.
 
-    Rows 1 and 3 of the probe hold the same token at the same position between other neighbours. One pass over the
-    weights. Raises ModelError (SPECC-E0216) with the layer where they first differ.
+    Rows 1 and 3 of the probe hold the same token at the same position between other neighbours. A weight is loaded
+    where it is used and dropped at once. Raises ModelError (SPECC-E0216) with the layer where they first differ.
     """
     function = program.functions["target"]
     last = max(program.model.vocab_size - 1, 1)
@@ -36,18 +36,20 @@ def check_rows(program: SpeculativeProgram) -> None:
         for node in function.graph.nodes:
             if node.op == "placeholder":
                 values[node] = next(inputs)
-            elif node.op == "get_attr":
-                values[node] = program.weights[str(weight_name(node))].load()
             elif node.op == "call_function":
-                values[node] = _run(node, values)
+                values[node] = _run(node, values, program)
                 _compare(node, values[node])
             for source in node.all_input_nodes:
                 left[source] -= 1
                 if left[source] == 0:
-                    del values[source]
+                    values.pop(source, None)
 
 
-def _run(node: fx.Node, values: dict[fx.Node, Any]) -> Any:
+def _run(node: fx.Node, known: dict[fx.Node, Any], program: SpeculativeProgram) -> Any:
+    values = {
+        n: known[n] if (name := weight_name(n)) is None else program.weights[name].load()
+        for n in node.all_input_nodes
+    }
     args: Any = fx.map_arg(node.args, values.__getitem__)
     if node.target is ops.attention.default:
         query, value = args[0], args[2]

@@ -79,9 +79,11 @@ def load_model(spec: str, max_model_len: int | None = None) -> ImportedModel:
 
 
 def _import_folder(folder: Path, max_model_len: int | None) -> ImportedModel:
+    from specc.ir.importers.folder_lazy import open_folder
     from specc.ir.importers.huggingface import import_model
 
-    program = import_model(load_folder(folder), folder.resolve().name, max_model_len)
+    model, weights = open_folder(folder) or (load_folder(folder), None)
+    program = import_model(model, folder.resolve().name, max_model_len, weights)
     files = [folder / "config.json", *weight_files(folder)]
     eager = Oracle(partial(load_folder, folder))
     return _finish(folder, program, tokens.of_folder(folder), "huggingface", files, eager)

@@ -18,10 +18,8 @@ ISAS, KernelError = driver.ISAS, driver.KernelError
 
 
 @pytest.fixture(scope="session")
-def libraries(tmp_path_factory):
-    work = tmp_path_factory.mktemp("kernels")
-    driver.build(work)
-    return work
+def libraries():
+    return driver.built()
 
 
 @pytest.fixture(scope="session")

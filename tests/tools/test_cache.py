@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ import pytest
 
 from specc import artifacts, cache, cli
 from specc.artifacts import compile_kept, key_of
-from specc.errors import UsageError
+from specc.destination import whole_or_nothing
+from specc.errors import BackendError, UsageError
 from specc.progress import SilentProgress
 from specc.request import CompileRequest
 
@@ -201,6 +203,38 @@ def test_what_fails_leaves_nothing(folder: Path) -> None:
     with pytest.raises(OSError, match="No space"):
         cache.Pieces("objects").get("x.o", fail)
     assert not list((folder / "objects").iterdir())
+
+
+def test_a_full_disk_is_a_coded_error(tmp_path: Path) -> None:
+    from specc.backends.inductor.toolchain import Toolchain
+
+    def write(folder: Path) -> None:
+        (folder / "weights.safetensors").write_bytes(b"half")
+        Path("/dev/full").write_bytes(b"the rest")
+
+    def link(folder: Path) -> None:
+        command = ["dd", "if=/dev/zero", "of=/dev/full", "count=1"]
+        Toolchain("x86-64-v3")._run(command, "model.so", folder)
+
+    def build(step: Callable[[Path], None]) -> None:
+        with whole_or_nothing(tmp_path / "art", False) as folder:
+            step(folder)
+
+    for step in (write, link):
+        with pytest.raises(BackendError, match="SPECC-E0408") as error:
+            build(step)
+        assert "specc cache clear" in error.value.cure
+    assert [p.name for p in tmp_path.iterdir()] == ["cache"]
+
+
+def test_what_is_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    from specc.backends.inductor.toolchain import Toolchain
+
+    monkeypatch.setenv("CXX", "/bin/false")
+    with pytest.raises(BackendError, match="SPECC-E0403") as error:
+        Toolchain("x86-64-v3")
+    assert error.value.where == "/bin/false"
+    assert "CXX" in error.value.cure
 
 
 def test_trimming_begins_with_what_is_idle_for_longest(folder: Path) -> None:

@@ -1,5 +1,6 @@
 """Doctor: fixed ids, a hint for whatever is not right, exit code 1 if something blocks."""
 
+import importlib.util
 import json
 import struct
 from pathlib import Path
@@ -107,3 +108,18 @@ def test_damaged_folders(tmp_path: Path) -> None:
     (path / "model.safetensors").unlink()
     found = {c.id: c for c in model_checks(str(path))}
     assert "safetensors" in found["model.weights"].text
+
+
+def test_one_list_of_architectures() -> None:
+    """What doctor calls working is what the importers are tested on, and what README says."""
+    root = Path(__file__).parents[2]
+    spec = importlib.util.spec_from_file_location(
+        "tiny_models", root / "tests/ir/importers/tiny_models.py"
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert set(checks.WORKING) == {kind for kind, _ in module.FAMILIES.values()}
+    readme = " ".join((root / "README.md").read_text().split())
+    assert f"tested are {', '.join(checks.WORKING)}." in readme

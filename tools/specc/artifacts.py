@@ -60,9 +60,8 @@ def compile_kept(request: CompileRequest, progress: Progress) -> CompileReport:
     from specc.driver import compile_model  # imports torch
 
     report = compile_model(request, progress)
-    # A model that changed meanwhile was hashed as it is no more.
-    if key is not None and key == key_of(request):
-        _keep(key, report, progress)
+    if key is not None and _fits(report, progress) and key == key_of(request):
+        _keep(key, report, progress)  # (a model that changed meanwhile was hashed as it is no more)
     return report
 
 
@@ -136,15 +135,19 @@ def _fetch(key: str, request: CompileRequest) -> CompileReport | None:
         return None
 
 
-def _keep(key: str, report: CompileReport, progress: Progress) -> None:
-    """Put a copy into the cache, where it fits: nothing depends on it."""
+def _fits(report: CompileReport, progress: Progress) -> bool:
     limit = cache.limit()
-    if report.bytes > limit // 2:
-        progress.note(
-            f"not kept in the cache: {human_bytes(report.bytes)} is over half of its {human_bytes(limit)} "
-            "(SPECC_CACHE_LIMIT)"
-        )
-        return
+    if report.bytes <= limit // 2:
+        return True
+    progress.note(
+        f"not kept in the cache: {human_bytes(report.bytes)} is over half of its {human_bytes(limit)} "
+        "(SPECC_CACHE_LIMIT)"
+    )
+    return False
+
+
+def _keep(key: str, report: CompileReport, progress: Progress) -> None:
+    """Put a copy into the cache: nothing depends on it."""
     part = cache.folder() / _PART
     place = None
     try:
@@ -160,7 +163,7 @@ def _keep(key: str, report: CompileReport, progress: Progress) -> None:
         (place / _REPORT).write_text(json.dumps(kept))
         cache.drop(part / key)  # what was there could not be used
         place.rename(part / key)
-        cache.trim(limit)
+        cache.trim(cache.limit())
     except (OSError, ValueError) as error:
         progress.note(f"not kept in the cache: {error}")
     finally:

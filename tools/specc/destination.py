@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from specc.errors import UsageError
+from specc.errors import BackendError, UsageError
 
 
 @contextmanager
 def whole_or_nothing(output: Path, force: bool) -> Iterator[Path]:
     """A folder beside `output` that takes its place at the end, and is gone if anything fails.
 
-    An artifact that was there stays until the new one is whole.
+    An artifact that was there stays until the new one is whole. Raises BackendError (SPECC-E0408) for a full disk.
     """
     parent = output.resolve().parent
     folder = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=parent))
@@ -30,6 +31,14 @@ def whole_or_nothing(output: Path, force: bool) -> Iterator[Path]:
                 )  # fmt: skip
             output.rename(aside)
         folder.rename(output)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise BackendError(
+            "SPECC-E0408", "the disk is full; nothing was left half-written",
+            where=str(error.filename or parent), found=f"{shutil.disk_usage(parent).free} bytes free at {parent}",
+            cure="free some space (specc cache clear), or choose another -o or SPECC_CACHE_DIR",
+        ) from error  # fmt: skip
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         shutil.rmtree(aside, ignore_errors=True)

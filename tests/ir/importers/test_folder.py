@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_models import VOCABULARY, tiny
+from tiny_models import VOCABULARY, eager_logits, tiny
 from tokenizers import Tokenizer, models
+from transformers import AutoModelForCausalLM
 
 from specc.errors import ModelError
 from specc.ir.evaluate import evaluate
+from specc.ir.importers import source
 from specc.ir.importers.source import load_model
 from specc.ir.program import SpeculativeProgram
 
@@ -52,6 +54,28 @@ def test_everything_that_comes_with_a_model(folder: Path) -> None:
     assert set(imported.tokenizer_files) == {"tokenizer_config.json", "generation_config.json"}
     assert imported.program.model.eos_token_ids == (2,)
     assert imported.program.provenance == imported.provenance
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("tied", [False, True])
+def test_weights_are_read_when_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, tied: bool
+) -> None:
+    """A folder of a usual kind is compiled without ever holding the model, and gives transformers' logits."""
+    tiny("llama", tie_word_embeddings=tied).to(dtype).save_pretrained(tmp_path)
+    whole = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+
+    def hold(*args: Any) -> None:
+        raise AssertionError("the whole model was loaded")
+
+    monkeypatch.setattr(source, "load_folder", hold)
+    program = load_model(str(tmp_path)).program
+    tokens = torch.arange(3, 15)
+    torch.testing.assert_close(logits(program, tokens), eager_logits(whole, tokens))
+    for name in ("model.embed_tokens.weight", "model.layers.1.mlp.down_proj.weight"):
+        first, second = (program.weights[name].load() for _ in range(2))
+        assert first.data_ptr() != second.data_ptr()
+        assert torch.equal(first, whole.get_parameter(name))
 
 
 def test_hash_is_of_the_content(folder: Path) -> None:

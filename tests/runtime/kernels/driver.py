@@ -2,10 +2,14 @@
 
 import concurrent.futures
 import ctypes
+import hashlib
 import pathlib
 import subprocess
 
 import numpy as np
+from filelock import FileLock
+
+from specc import cache
 
 HERE = pathlib.Path(__file__).parent
 RUNTIME = HERE.parents[2] / "runtime"
@@ -121,6 +125,23 @@ def compile_all(commands):
             lambda c: subprocess.run(c, capture_output=True, text=True, check=False), commands
         ):
             assert done.returncode == 0, done.stderr
+
+
+def built():
+    """The folder of what `build` makes of these sources, made once on this machine whoever asks first."""
+    version = subprocess.run(["g++", "--version"], capture_output=True, check=True).stdout
+    digest = hashlib.sha256(repr([version, FLAGS, LINK, ISAS]).encode())
+    for folder in (MODEL, RUNTIME / "include", HERE):
+        for path in sorted(p for p in folder.iterdir() if p.is_file()):
+            digest.update(path.read_bytes())
+    work = cache.folder() / "test-kernels" / digest.hexdigest()[:32]
+    work.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{work}.lock"):
+        if not (work / "done").exists():
+            work.mkdir(exist_ok=True)
+            build(work)
+            (work / "done").touch()
+    return work
 
 
 def build(work):
