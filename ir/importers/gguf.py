@@ -59,7 +59,7 @@ class GgufFile:
     def stored_hash(self, name: str) -> str:
         """Type, shape and hash of the tensor's bytes as they are stored."""
         tensor = self.tensors[name]
-        content = hashlib.sha256(np.ascontiguousarray(tensor.data)).hexdigest()
+        content = hashlib.sha256(np.ascontiguousarray(tensor.data).data).hexdigest()
         return f"{tensor.tensor_type.name}{self.shape(name)}:{content}"
 
     def load(self, name: str) -> Tensor:
