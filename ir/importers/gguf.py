@@ -258,8 +258,8 @@ def _weight(
     stored = _stored(file, sources, heads) if len(shape) == 2 else None
     # By what is stored: hashing what is loaded would dequantise it all once more for each key.
     content = ", ".join(file.stored_hash(s) for s in sources)
-    key = f"gguf({content}; halves of {heads}, minus one {minus_one})"
-    return Weight(TensorType("f32", shape), load, key, stored=stored)
+    key = hashlib.sha256(f"{content}; halves {heads}, minus one {minus_one}".encode()).hexdigest()
+    return Weight(TensorType("f32", shape), load, f"gguf({key})", stored=stored)
 
 
 def _stored(file: GgufFile, sources: list[str], heads: int) -> Stored | None:
