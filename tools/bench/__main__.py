@@ -55,7 +55,7 @@ def prepare(
     Args:
         gguf: The model.
         into: Folder for the models and peers.json; what is there already stays.
-        python: A Python with the peers' packages: transformers, onnxruntime-genai, openvino-genai.
+        python: A Python with the peers' packages: onnxruntime-genai, openvino-genai, optimum-intel.
         llama_bin: Folder of llama-server and llama-quantize.
     """
     found, absent = make_models(gguf, into, python, llama_bin, output.say)

@@ -69,8 +69,8 @@ def prepare(
 
     floats = into / "transformers"
     offer(
-        Contender("transformers", "transformers", "fp32", str(floats), python),
-        [[python, "-c", _TO_FOLDER, str(gguf), str(floats)]],
+        Contender("transformers", "transformers", "fp32", str(floats)),  # specc has it itself
+        [[sys.executable, "-c", _TO_FOLDER, str(gguf), str(floats)]],
     )
     for bits in BITS:
         target = into / f"onnxruntime-{bits}"
@@ -102,15 +102,16 @@ def prepare(
 
 
 _TO_FOLDER = """
-import sys, torch
+import json, sys
 from pathlib import Path
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
+from specc.ir.importers.gguf import filled_model
+from specc.ir.importers.tokenizer_gguf import read_gguf_tokenizer
 gguf, folder = Path(sys.argv[1]), sys.argv[2]
-where = dict(pretrained_model_name_or_path=str(gguf.parent), gguf_file=gguf.name)
-model = AutoModelForCausalLM.from_pretrained(dtype=torch.float32, **where)
-model.config.dtype = torch.float32
-model.save_pretrained(folder)
-AutoTokenizer.from_pretrained(**where).save_pretrained(folder)
+tokenizer = Tokenizer.from_str(json.dumps(read_gguf_tokenizer(gguf)))
+PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
+filled_model(gguf).save_pretrained(folder)
 """
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -17,7 +17,6 @@ from typing import Any
 from specc.runtime import Manifest
 
 _LOOKED_UP_BY = "%tokens"
-_FLOATS = ("F32", "F16", "BF16", "F64")
 
 
 @dataclass(frozen=True)
@@ -57,16 +56,16 @@ def of(artifact: Path, manifest: Manifest, function: str) -> Traffic:
         cached |= {r[2:] for r in call["in"] if r.startswith("s:")}
         if _LOOKED_UP_BY not in call["in"]:
             streamed |= {r[2:] for r in call["in"] if r.startswith("w:")}
-    held = [tensors[name] for name in streamed]
+    packed = manifest.raw["weights"].get("packed", {})
     long = manifest.model.max_model_len
     rows = [buffers[n] for n in cached if long in buffers[n]["shape"]]
     query_heads = _query_heads(manifest)
     return Traffic(
-        weights=sum(t["data_offsets"][1] - t["data_offsets"][0] for t in held),
+        weights=sum(_bytes(tensors[name]) for name in streamed),
         per_position=sum(b["bytes"] // long for b in rows),
-        products=sum(_elements(t) for t in held),
+        products=sum(_elements(packed.get(name, tensors[name])["shape"]) for name in streamed),
         per_position_products=sum(_per_position(b, long, query_heads) for b in rows),
-        integers=any(t["dtype"] not in _FLOATS and len(t["shape"]) > 1 for t in held),
+        integers=any(packed[n]["encoding"].startswith("q") for n in streamed & packed.keys()),
     )
 
 
@@ -78,12 +77,14 @@ def _header(path: Path) -> dict[str, Any]:
     return header
 
 
-def _elements(tensor: Mapping[str, Any]) -> int:
-    """Of a matrix. Bytes of a packed one hold two elements of 4 bits each."""
-    count: int = prod(tensor["shape"])
-    if len(tensor["shape"]) < 2:
-        return 0
-    return 2 * count if tensor["dtype"] == "U8" else count
+def _bytes(tensor: Mapping[str, Any]) -> int:
+    begin, end = tensor["data_offsets"]
+    return int(end - begin)
+
+
+def _elements(shape: Sequence[int]) -> int:
+    """Of a matrix; a vector is no product's."""
+    return prod(shape) if len(shape) > 1 else 0
 
 
 def _query_heads(manifest: Manifest) -> int | None:
