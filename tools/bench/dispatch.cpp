@@ -31,7 +31,7 @@ struct Cost {
 Cost overhead(specc::Pool& pool, int32_t slices, std::chrono::nanoseconds gap) {
   std::chrono::nanoseconds part = kWork / slices;
   std::vector<double> times;
-  for (int i = 0; i < 4000; ++i) {
+  for (int i = 0; i < 1000; ++i) {
     busy(gap);
     const auto begin = Clock::now();
     pool.parallel(pool.threads() * slices, [](void* arg, int32_t) { busy(*static_cast<std::chrono::nanoseconds*>(arg)); },

@@ -101,6 +101,7 @@ def time_calls(
     `ids`: a text at least as long as the longest context. Each call is made 3 times at least.
     """
     taken: dict[Call, list[float]] = {call: [] for call in calls}
+    inputs = {call: _inputs(artifact.manifest, call, ids[call.context - 1]) for call in calls}
     end = time.perf_counter() + seconds
     by_context: dict[int, list[Call]] = {}
     for call in calls:
@@ -113,7 +114,7 @@ def time_calls(
             part = time.perf_counter() + (end - time.perf_counter()) * _weight(by_context, context)
             while True:
                 for call in by_context[context]:
-                    taken[call].append(_once(session, call, ids))
+                    taken[call].append(_once(session, call, inputs[call]))
                 enough = len(taken[by_context[context][0]]) > 3  # the first one warms up
                 if enough and time.perf_counter() > part:
                     break
@@ -126,20 +127,27 @@ def _weight(by_context: Mapping[int, list[Call]], context: int) -> float:
     return len(by_context[context]) / sum(len(by_context[c]) for c in later)
 
 
-def _once(session: Session, call: Call, ids: Sequence[int]) -> float:
-    block = [ids[call.context - 1]] * call.rows
-    start = call.context - 1
-    if call.function.startswith(("prefill", "verify_")):
-        inputs: dict[str, Sequence[int]] = {
-            "tokens": block, "positions": range(start, start + call.rows)
-        }  # fmt: skip
-    else:
-        inputs = {"root": block[:1], "length": [start], "temperature": [0], "seed": [0]}
-        if call.rows > 1:
-            inputs["drafts"] = block[1:]
+def _once(session: Session, call: Call, inputs: Mapping[str, Sequence[int]]) -> float:
     began = time.perf_counter()
     session.run(call.function, inputs)
     return time.perf_counter() - began
+
+
+def _inputs(manifest: Manifest, call: Call, root: int) -> dict[str, Sequence[int]]:
+    """Of those that rounds, verify and prefill know, the ones that this function declares.
+
+    The session is the only one, so its cache begins at row 0.
+    """
+    start = call.context - 1
+    run = range(start, start + call.rows)
+    known: dict[str, Sequence[int]] = {
+        "tokens": [root] * call.rows, "positions": run, "rows": run, "root": [root],
+        "drafts": [root] * (call.rows - 1), "length": [start], "first_row": [0],
+        "temperature": [0], "seed": [0],
+    }  # fmt: skip
+    return {
+        v.name: known[v.name] for v in manifest.functions[call.function].inputs if v.name in known
+    }
 
 
 def shares(

@@ -75,7 +75,7 @@ class Probes:
             "dispatch", "-O2", f"-I{runtime}", str(HERE / "dispatch.cpp"), *core
         )
 
-    def limits(self, threads: int, mebibytes: int = 512) -> Limits:
+    def limits(self, threads: int, mebibytes: int = 256) -> Limits:
         """Measured now; `mebibytes` of memory are read, which should be far more than any cache."""
         return Limits(**_run(self._limits, threads, mebibytes))
 

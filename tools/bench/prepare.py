@@ -81,7 +81,10 @@ def prepare(
         )  # fmt: skip
         target = into / f"openvino-{bits}"
         offer(
-            Contender("openvino-genai", "openvino_genai", bits, str(target), python),
+            Contender(
+                "openvino-genai", "openvino_genai", bits, str(target), python,
+                "f32" if bits == "fp32" else "",
+            ),
             [[python, "-m", "optimum.commands.optimum_cli", "export", "openvino", "-m", str(floats),
               "--task", "text-generation-with-past", "--weight-format", bits, str(target)]],
         )  # fmt: skip

@@ -142,7 +142,7 @@ double integer_ops(int threads) {
 
 int main(int argc, char** argv) {
   const int threads = argc > 1 ? std::atoi(argv[1]) : 1;
-  const size_t mib = argc > 2 ? static_cast<size_t>(std::atoi(argv[2])) : 512;
+  const size_t mib = argc > 2 ? static_cast<size_t>(std::atoi(argv[2])) : 256;
   const std::vector<Block> memory((mib << 20) / sizeof(Block), Block{{Words{} + 1}});
   std::printf("{\"threads\": %d, \"vector_bytes\": %d, \"integer_kind\": \"%s\", ", threads, kBytes, kIntegerKind);
   std::printf("\"read_1\": %.4g, \"read_n\": %.4g, ", read_bytes_per_s(1, memory), read_bytes_per_s(threads, memory));

@@ -10,8 +10,10 @@ text, on THREADS threads. `draft` asks for the engine's own n-gram drafter.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -112,13 +114,15 @@ def onnxruntime_genai(model: str, threads: int, _option: str) -> Engine:
     return run
 
 
-def openvino_genai(model: str, threads: int, _option: str) -> Engine:
-    """A folder converted by optimum-intel."""
+def openvino_genai(model: str, threads: int, option: str) -> Engine:
+    """A folder converted by optimum-intel. `option` f32: compute so, where bf16 is the default."""
     import numpy
     import openvino
     import openvino_genai as og
 
-    how = {"INFERENCE_NUM_THREADS": threads}
+    how: dict[str, object] = {"INFERENCE_NUM_THREADS": threads}
+    if option:
+        how["INFERENCE_PRECISION_HINT"] = option
     # Prompt lookup is decided when the pipeline is made, so both are kept; weights are mapped.
     plain = og.LLMPipeline(model, "CPU", **how)
     lookup: list[og.LLMPipeline] = []
@@ -156,8 +160,9 @@ def llama_cpp(model: str, threads: int, option: str) -> Engine:
                "--spec-ngram-map-k-size-m", "8"] if draft else []),
         ]  # fmt: skip
         servers[draft] = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            preexec_fn=die_with_parent,
+        )  # fmt: skip
         for _ in range(600):
             if servers[draft].poll() is not None:
                 raise RuntimeError(f"{' '.join(command)} ended with {servers[draft].returncode}")
@@ -200,8 +205,14 @@ def _stepwise(began: float, tokens: Iterator[int]) -> Answer:
 KINDS = {f.__name__: f for f in (specc, transformers, onnxruntime_genai, openvino_genai, llama_cpp)}
 
 
+def die_with_parent() -> None:
+    """Even a stopped process must not outlive a bench that was killed (PR_SET_PDEATHSIG, Linux)."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+
+
 def main() -> None:
     """Load, say so, answer until stdin ends."""
+    die_with_parent()
     kind, model, threads, option = (*sys.argv[1:], "")[:4]
     answers = os.fdopen(os.dup(1), "w")  # engines print what they like to stdout
     os.dup2(2, 1)
