@@ -86,7 +86,9 @@ def prepare(
                 "f32" if bits == "fp32" else "",
             ),
             [[python, "-m", "optimum.commands.optimum_cli", "export", "openvino", "-m", str(floats),
-              "--task", "text-generation-with-past", "--weight-format", bits, str(target)]],
+              "--task", "text-generation-with-past", "--weight-format", bits,
+              # The default of 128 does not divide the rows of small models.
+              *(["--group-size", "64"] if bits == "int4" else []), str(target)]],
         )  # fmt: skip
         target = into / f"llama-{_GGUF_TYPES[bits]}.gguf"
         if llama_bin is None:
