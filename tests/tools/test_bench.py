@@ -139,3 +139,19 @@ def test_roofline_writes_json_tables_and_a_picture(
 def test_wrong_usage(capsys: pytest.CaptureFixture[str], arguments: list[str], code: str) -> None:
     assert cli.main(arguments, bench.app) == 2
     assert capsys.readouterr().err.startswith(f"error: {code} ")
+
+
+def test_clients_that_come_and_go(capsys: pytest.CaptureFixture[str], tiny_artifact: Path) -> None:
+    code = bench.app(
+        ["load", str(tiny_artifact), "--clients", "12", "--seconds", "5", "--max-tokens", "8"],
+        result_action="return_value",
+    )
+    found = json.loads(capsys.readouterr().out)
+    assert code == 0
+    for phase in (found["plain"], found["speculative"]):
+        assert phase["answers"] > 0
+        assert phase["wrong"] == 0
+        assert phase["refused"] == {}
+        assert 0 < phase["first_token_s"]["p50"] <= phase["total_s"]["p99"]
+    assert found["plain"]["left"] + found["speculative"]["left"] > 0
+    assert all(size > 1 << 20 for size in found["resident_bytes"])

@@ -109,6 +109,34 @@ def whole_report(
     return _finish(document, out)
 
 
+@app.command(name="load")
+def loaded(
+    artifact: Path, /, *, clients: int = 64, seconds: float = 300, max_tokens: int = 64, threads: int = 0,
+) -> int:  # fmt: skip
+    """Many clients of `specc serve`, a quarter of whose requests are given up; plain, then with adaptive K.
+
+    Prints JSON: answers that are not the artifact's own, waits, memory. Exit code 1 if any is wrong.
+
+    Example: python -m bench load smol.specc --clients 64 --seconds 300
+
+    Args:
+        artifact: Directory that `specc compile` made.
+        clients: How many ask at the same time.
+        seconds: Half of them plain.
+        max_tokens: New tokens of an answer, 4 or more.
+        threads: Of the server; 0 takes the physical cores this process may use.
+    """
+    flags.threads(threads)
+    flags.at_least("--clients", clients, 1)
+    flags.at_least("--max-tokens", max_tokens, 4)
+    from bench.load import load  # openai comes with the extra `dev`
+
+    found = load(artifact, clients, seconds, max_tokens, threads)
+    output.emit(found)
+    wrong = found["plain"]["wrong"] + found["speculative"]["wrong"]
+    return output.EXIT_FAILURE if wrong else output.EXIT_OK
+
+
 def _artifacts(named: tuple[str, ...]) -> dict[str, Path]:
     found = {}
     for text in named:

@@ -460,6 +460,20 @@ def test_told_to_stop_it_finishes_what_it_began(start: Start) -> None:
         assert server.process.wait(10) == 0
 
 
+def test_told_twice_to_stop_it_does_not_wait(start: Start) -> None:
+    with start("--max-sessions", 1) as server:
+        stream = server.client().completions.create(
+            model=server.model, prompt=PROMPT, max_tokens=240, n=60, stream=True,
+            extra_body={"ignore_eos": True, "num_speculative_tokens": 0},
+        )  # fmt: skip
+        next(iter(stream))
+        server.process.send_signal(signal.SIGTERM)
+        assert until(lambda: ask(server, "GET", "/ready")[0] == 503)
+        server.process.send_signal(signal.SIGINT)
+        assert server.process.wait(5) == 0
+        stream.close()
+
+
 def test_told_to_stop_at_once_it_says_so(start: Start) -> None:
     with start("--max-sessions", 1, "--drain-timeout", 0) as server:
         stream = server.client().completions.create(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import sys
 import time
@@ -42,6 +43,8 @@ def serve(
         application(service), log_level="warning", access_log=False, lifespan="off", ws="none",
         server_header=False, timeout_graceful_shutdown=1,
     )  # fmt: skip
+    # It warns of what is written to a client that has gone, which is nobody's fault.
+    logging.getLogger("asyncio").setLevel(logging.ERROR)
     sys.setswitchinterval(_SWITCH)
     try:
         asyncio.run(_Server(config, service, ready, drain_s).serve([listening]))
