@@ -53,14 +53,14 @@ def _integer_linear(x: Tensor, packed: Tensor, n: int, encoding: Encoding) -> Te
 def quantise_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     """X f32[T, K] -> integers in -127..127 (as f32) [T, K] and scales [T, K / 32]: x is nearly integer * scale.
 
-    The scale is max / 127 of the block's magnitudes, and an integer is x * (127 / max) rounded to nearest even. A block
+    The scale is max / 127 of the block's magnitudes, and an integer is x * (127 / max) rounded once, to even. A block
     below 1e-30 is zero; one that is not finite gets a scale of NaN, so the whole row's results are NaN.
     """
     blocks = x.view(len(x), -1, BLOCK)
     most = blocks.abs().amax(-1)  # NaN if there is one
     usable = most.isfinite() & (most >= _SMALLEST)
     inverse = torch.where(usable, 127 / most, 0)[..., None]
-    integers = torch.where(usable[..., None], torch.round(blocks * inverse), 0)
+    integers = torch.where(usable[..., None], torch.round(blocks.double() * inverse).float(), 0)
     scales = torch.where(usable, most / 127, torch.where(most.isfinite(), 0, torch.nan))
     return integers.view_as(x), scales
 

@@ -1,42 +1,16 @@
 """The model library's kernels, driven as the engine drives them: through ``specc_model_entry``."""
 
 import ctypes
-import importlib.util
 import math
-import pathlib
 import subprocess
 
 import numpy as np
 import pytest
 import torch
 
-_path = pathlib.Path(__file__).parent / "kernels" / "driver.py"
-_spec = importlib.util.spec_from_file_location("kernel_driver", _path)
-driver = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(driver)
+from tests.runtime.kernels import driver
+
 ISAS, KernelError = driver.ISAS, driver.KernelError
-
-
-@pytest.fixture(scope="session")
-def libraries():
-    return driver.built()
-
-
-@pytest.fixture(scope="session")
-def models(libraries):
-    return driver.load(libraries)
-
-
-@pytest.fixture(params=ISAS)
-def model(request, models):
-    chosen = models[request.param]
-    chosen.use_threads(1)
-    return chosen
-
-
-@pytest.fixture
-def rng():
-    return np.random.default_rng(7)
 
 
 def normal(rng, *shape):

@@ -6,8 +6,8 @@
 namespace specc {
 
 Tensor* embedding(const Tensor& tokens, const Tensor& packed, int64_t rows, int64_t depth, const Encoding* encoding) {
-  const WeightFormat* format = encoding == nullptr ? nullptr : find_weight_format(*encoding);
-  if (format == nullptr) return nullptr;
+  if (encoding == nullptr) return nullptr;
+  const WeightFormat& format = weight_format(*encoding);
   if (tokens.dtype != SPECC_I64 || !tokens.is_contiguous() || tokens.ndim >= kMaxDims) {
     fail("embedding: tokens must be contiguous i64");
     return nullptr;
@@ -27,7 +27,7 @@ Tensor* embedding(const Tensor& tokens, const Tensor& packed, int64_t rows, int6
   Tensor* out = new_empty(SPECC_F32, tokens.ndim + 1, sizes);
   if (out == nullptr) return nullptr;
   for (int64_t t = 0; t < count; t++) {
-    format->unpack_row(*encoding, packed.data<char>(), depth, ids[t], out->data<float>() + t * depth);
+    format.unpack_row(*encoding, packed.data<char>(), depth, ids[t], out->data<float>() + t * depth);
   }
   return out;
 }

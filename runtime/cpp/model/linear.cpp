@@ -34,7 +34,7 @@ void prepare(const WeightFormat& format, const LinearCall& call) {
 
 void compute(const WeightFormat& format, const LinearCall& call) {
   const int64_t tiles = (call.columns + kTileColumns - 1) / kTileColumns;
-  const int64_t least = 1 + 65536 / (call.depth * kTileColumns + 1);
+  const int64_t least = 1 + 65536 / call.encoding.tile_bytes(call.depth);
   const int64_t parts = slices_for(tiles, least);
   // Even tile numbers to part borders, so that kernels that take tiles in pairs have no odd one but the last.
   const int64_t pairs = (tiles + 1) / 2;
@@ -47,8 +47,8 @@ void compute(const WeightFormat& format, const LinearCall& call) {
 }  // namespace
 
 Tensor* linear(const Tensor& x, const Tensor& packed, const Tensor* bias, int64_t columns, const Encoding* encoding) {
-  const WeightFormat* format = encoding == nullptr ? nullptr : find_weight_format(*encoding);
-  if (format == nullptr) return nullptr;
+  if (encoding == nullptr) return nullptr;
+  const WeightFormat& format = weight_format(*encoding);
   if (x.dtype != SPECC_F32 || x.ndim < 1) {
     fail("linear: x is a %d-d tensor of %s, not f32 [.., K]", x.ndim, dtype_name(x.dtype));
     return nullptr;
@@ -80,8 +80,8 @@ Tensor* linear(const Tensor& x, const Tensor& packed, const Tensor* bias, int64_
                   stride, packed.data<char>(), bias == nullptr ? nullptr : bias->data<float>(), y->data<float>(),
                   columns, nullptr};
   Tensor* scratch = nullptr;
-  if (format->prepare != nullptr) {
-    const int64_t bytes = format->scratch_bytes(call);
+  if (format.prepare != nullptr) {
+    const int64_t bytes = format.scratch_bytes(call);
     scratch = new_empty(SPECC_U8, 1, &bytes);
     if (scratch == nullptr) {
       release(gathered);
@@ -89,9 +89,9 @@ Tensor* linear(const Tensor& x, const Tensor& packed, const Tensor* bias, int64_
       return nullptr;
     }
     call.scratch = scratch->data<char>();
-    prepare(*format, call);
+    prepare(format, call);
   }
-  compute(*format, call);
+  compute(format, call);
   release(scratch);
   release(gathered);
   return y;

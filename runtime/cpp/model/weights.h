@@ -31,10 +31,13 @@ struct WeightFormat {
   void (*unpack_row)(const Encoding& encoding, const char* weights, int64_t depth, int64_t row, float* out);
 };
 
-extern const WeightFormat kWeightsF32;
+extern const WeightFormat kWeightsF32, kWeightsBf16;  // weights_float.cpp
+extern const WeightFormat kWeightsInteger;             // weights_integer.cpp
 
-// nullptr, with the error text set, if no kernel reads the encoding.
-const WeightFormat* find_weight_format(const Encoding& encoding);
+// Writes sums [rows][tiles * 16] of neighbouring tiles to y, with the bias. For formats.
+void finish(const LinearCall& call, const float* sums, int64_t row, int64_t rows, int64_t tile, int tiles);
+
+const WeightFormat& weight_format(const Encoding& encoding);
 
 // The operators. The result is a new tensor, or nullptr with the error text set (also for a null encoding).
 Tensor* linear(const Tensor& x, const Tensor& packed, const Tensor* bias, int64_t columns, const Encoding* encoding);

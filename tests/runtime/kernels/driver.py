@@ -28,7 +28,7 @@ FLAGS = [
     *(f"-I{RUNTIME / 'include'}", f"-I{MODEL}"),
 ]
 LINK = ["-Wl,-z,defs", f"-Wl,--version-script={MODEL / 'export.map'}"]
-DTYPES = {"float32": 6, "float64": 7, "int64": 4}
+DTYPES = {"float32": 6, "float64": 7, "int64": 4, "uint8": 0, "bfloat16": 15}
 NUMPY = {number: name for name, number in DTYPES.items()}
 CPU_FLAGS = pathlib.Path("/proc/cpuinfo").read_text()
 ISAS = ["x86-64-v3"] + ["x86-64-v4"] * all(
@@ -82,9 +82,13 @@ class Model:
         self.table.attach(self.host)
 
     def view(self, array):
-        assert array.flags.c_contiguous
+        """A numpy array or a torch tensor, contiguous and kept alive by the caller."""
+        torch_tensor = hasattr(array, "data_ptr")
+        assert array.is_contiguous() if torch_tensor else array.flags.c_contiguous
+        data = array.data_ptr() if torch_tensor else array.ctypes.data
         shape = (I64 * max(1, array.ndim))(*array.shape)
-        return self.table.view(array.ctypes.data, DTYPES[str(array.dtype)], array.ndim, shape)
+        dtype = DTYPES[str(array.dtype).removeprefix("torch.")]
+        return self.table.view(data, dtype, array.ndim, shape)
 
     def array(self, handle):
         dtype, ndim, shape, stride = I32(), I32(), SHAPE(), SHAPE()

@@ -2,6 +2,7 @@
 #include <cstring>
 
 #include "leaf_table.h"
+#include "integers.h"
 #include "pool.h"
 
 using Handle = specc_tensor*;
@@ -135,6 +136,27 @@ int32_t allocations(void*, Handle*, int, Handle* out, int) {
   return 0;
 }
 
+// Index i64[1]: from now on that entry of kIntegerKernels computes, or the best if there is no such. Out: how many there
+// are, and 1 if it runs here.
+int32_t use_integer_kernels(void*, Handle* in, int n_in, Handle* out, int) {
+  void* data = nullptr;
+  aoti_torch_get_data_ptr(in[0], &data);
+  const int64_t index = *static_cast<int64_t*>(data);
+  int64_t runs = 0;
+  for (int64_t i = specc::kIntegerKernelsCount - 1; i >= 0; i--) {
+    const bool here = specc::kIntegerKernels[i]->runs_here();
+    if (here && (i == index || index < 0)) specc::integer_kernels = specc::kIntegerKernels[i];
+    if (i == index) runs = here;
+  }
+  const int64_t two = 2, one = 1;
+  aoti_torch_empty_strided(1, &two, &one, SPECC_I64, 0, 0, &out[0]);
+  aoti_torch_get_data_ptr(out[0], &data);
+  static_cast<int64_t*>(data)[0] = specc::kIntegerKernelsCount;
+  static_cast<int64_t*>(data)[1] = runs;
+  take(in, n_in);
+  return 0;
+}
+
 }  // namespace
 
 extern const specc_leaf specc_leaves[] = {
@@ -142,6 +164,7 @@ extern const specc_leaf specc_leaves[] = {
     {"bmm", create, bmm, last_error},         {"shuffle", create, shuffle, last_error},
     {"every_second", create, every_second, last_error}, {"refuse", create, refuse, last_error},
     {"allocations", create, allocations, last_error},
+    {"use_integer_kernels", create, use_integer_kernels, last_error},
 };
 extern const int specc_leaf_count = sizeof specc_leaves / sizeof specc_leaves[0];
 extern const char specc_isa[] = TEST_ISA;

@@ -1,0 +1,183 @@
+// f32 and bf16 weights in tiles of 16 output features: [tiles][K][16]. bf16 is the upper half of an f32 and is widened
+// as it is read.
+//
+// Decoding is bound by how fast weights stream from memory, so a tile is read in chunks of 4 KB that stay in L1 while
+// all rows pass over them, and meanwhile the next chunk is prefetched. An output element is one chain of fused
+// multiply-adds over k, from 0 to K-1, whatever blocks of rows and tiles it is computed in.
+#include <bit>
+#include <cstring>
+
+#include "simd.h"
+#include "weights.h"
+
+namespace specc {
+namespace {
+
+using Half = uint16_t;  // a bf16's bits
+
+template <class Element>
+constexpr int64_t kChunk = 4096 / (kTileColumns * sizeof(Element));  // depth
+constexpr int kVectors = kTileColumns / kNativeLanes;  // registers for the 16 columns of one k
+
+// Accumulators that fit the register file next to the weights and a broadcast activation.
+#if defined(__AVX512F__)
+constexpr int kMaxRows = 12;   // 12 rows x 2 tiles = 24 of 32 registers
+constexpr int kWide = 2;       // tiles at a time
+constexpr int kWideOneRow = 4; // one row: four chains to hide the latency of the fused multiply-add
+#elif defined(__AVX2__)
+constexpr int kMaxRows = 6;    // 6 rows x 2 registers = 12 of 16
+constexpr int kWide = 1;
+constexpr int kWideOneRow = 2;
+#else
+constexpr int kMaxRows = 6;    // NEON: 6 rows x 4 registers = 24 of 32
+constexpr int kWide = 1;
+constexpr int kWideOneRow = 2;
+#endif
+constexpr int kMaxWide = kWideOneRow > kWide ? kWideOneRow : kWide;
+constexpr int64_t kGroupRows = 96;  // rows per pass over the weights: their accumulators and inputs stay in L1 and L2
+
+template <class Element>
+struct Panel {
+  const Element* weights;  // the first tile's chunk
+  int64_t tile_stride;     // elements between tiles
+  const float* x;
+  int64_t x_stride;
+  int64_t depth;
+  float* sums;           // [rows][tiles * 16], carried from chunk to chunk
+  const char* ahead;     // what to prefetch: `ahead_step` bytes for each k and tile
+  int64_t ahead_step;
+};
+
+[[gnu::always_inline]] inline NativeF widened(const float* from) { return load<NativeF>(from); }
+[[gnu::always_inline]] inline NativeF widened(const Half* from) {
+  using Wide = Vector<uint32_t, kNativeLanes>;
+  const auto halves = *reinterpret_cast<const VectorOf<Half, kNativeLanes>::unaligned*>(from);
+  return reinterpret_cast<NativeF>(__builtin_convertvector(halves, Wide) << 16);
+}
+
+template <class Element, int Rows, int Tiles>
+void panel(const Panel<Element>& p) {
+  constexpr int kAcross = Tiles * kVectors;
+  NativeF sums[Rows][kAcross];
+#pragma GCC unroll 16
+  for (int r = 0; r < Rows; r++) {
+#pragma GCC unroll 16
+    for (int c = 0; c < kAcross; c++) sums[r][c] = load<NativeF>(p.sums + (r * kAcross + c) * kNativeLanes);
+  }
+  const Element* weights = p.weights;
+  const float* x = p.x;
+  const char* ahead = p.ahead;
+  const int64_t tile_stride = p.tile_stride;
+  const int64_t x_stride = p.x_stride;
+  const int64_t step = p.ahead_step;
+  for (int64_t k = 0; k < p.depth; k++) {
+    NativeF w[kAcross];
+#pragma GCC unroll 16
+    for (int t = 0; t < Tiles; t++) {
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; v++) {
+        w[t * kVectors + v] = widened(weights + t * tile_stride + v * kNativeLanes);
+      }
+      __builtin_prefetch(ahead + t * tile_stride * static_cast<int64_t>(sizeof(Element)));
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < Rows; r++) {
+      const float activation = x[r * x_stride];
+#pragma GCC unroll 16
+      for (int c = 0; c < kAcross; c++) sums[r][c] += w[c] * activation;
+    }
+    weights += kTileColumns;
+    ahead += step;
+    x++;
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < Rows; r++) {
+#pragma GCC unroll 16
+    for (int c = 0; c < kAcross; c++) store(p.sums + (r * kAcross + c) * kNativeLanes, sums[r][c]);
+  }
+}
+
+template <class Element>
+using PanelKernel = void (*)(const Panel<Element>&);
+
+template <class Element, int Tiles, int... Rows>
+struct Table {
+  PanelKernel<Element> by_rows[sizeof...(Rows) + 1] = {nullptr, panel<Element, Rows, Tiles>...};
+};
+#if defined(__AVX512F__)
+template <class Element, int Tiles>
+using Kernels = Table<Element, Tiles, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12>;
+#else
+template <class Element, int Tiles>
+using Kernels = Table<Element, Tiles, 1, 2, 3, 4, 5, 6>;
+#endif
+template <class Element>
+constexpr Kernels<Element, 1> kOneTile;
+template <class Element>
+constexpr Kernels<Element, kWide> kWideTiles;
+
+template <class Element>
+PanelKernel<Element> kernel_for(int64_t rows, int tiles) {
+  if (rows == 1 && tiles == kWideOneRow) return panel<Element, 1, kWideOneRow>;
+  return tiles == 1 ? kOneTile<Element>.by_rows[rows] : kWideTiles<Element>.by_rows[rows];
+}
+
+// All rows [row, row + rows) of `tiles` neighbouring tiles.
+template <class Element>
+void tile_group(const LinearCall& call, int64_t row, int64_t rows, int64_t tile, int tiles) {
+  alignas(64) float sums[kGroupRows * kTileColumns * kWide > kMaxWide * kTileColumns ? kGroupRows * kTileColumns * kWide
+                                                                                     : kMaxWide * kTileColumns];
+  const int64_t across = tiles * kTileColumns;
+  std::memset(sums, 0, rows * across * sizeof(float));
+  const int64_t tile_stride = call.depth * kTileColumns;
+  const Element* weights = reinterpret_cast<const Element*>(call.weights) + tile * tile_stride;
+  const int64_t blocks = (rows + kMaxRows - 1) / kMaxRows;  // of rows, as even as can be
+  for (int64_t k = 0; k < call.depth; k += kChunk<Element>) {
+    const int64_t depth = call.depth - k < kChunk<Element> ? call.depth - k : kChunk<Element>;
+    const Element* chunk = weights + k * kTileColumns;
+    const Element* next = k + kChunk<Element> < call.depth ? chunk + kChunk<Element> * kTileColumns
+                                                           : weights + tiles * tile_stride;
+    for (int64_t block = 0; block < blocks; block++) {
+      const int64_t begin = rows * block / blocks;
+      const int64_t end = rows * (block + 1) / blocks;
+      // The blocks share the prefetching of the next chunk.
+      const char* ahead = reinterpret_cast<const char*>(next + block * kChunk<Element> / blocks * kTileColumns);
+      const float* x = call.x + (row + begin) * call.x_stride + k;
+      const int64_t step = kTileColumns * static_cast<int64_t>(sizeof(Element)) / blocks;
+      kernel_for<Element>(end - begin, tiles)(
+          {chunk, tile_stride, x, call.x_stride, depth, sums + begin * across, ahead, step});
+    }
+  }
+  finish(call, sums, row, rows, tile, tiles);
+}
+
+template <class Element>
+void linear_float(const LinearCall& call, int64_t begin, int64_t end) {
+  for (int64_t row = 0; row < call.rows; row += kGroupRows) {
+    const int64_t rows = call.rows - row < kGroupRows ? call.rows - row : kGroupRows;
+    const int wide = rows == 1 ? kWideOneRow : kWide;
+    int64_t tile = begin;
+    for (; tile + wide <= end; tile += wide) tile_group<Element>(call, row, rows, tile, wide);
+    for (; tile < end; tile++) tile_group<Element>(call, row, rows, tile, 1);
+  }
+}
+
+template <class Element>
+void unpack_row(const Encoding&, const char* weights, int64_t depth, int64_t row, float* out) {
+  const Element* from = reinterpret_cast<const Element*>(weights) + row / kTileColumns * depth * kTileColumns;
+  for (int64_t k = 0; k < depth; k++) {
+    const Element value = from[k * kTileColumns + row % kTileColumns];
+    if constexpr (sizeof(Element) == sizeof(float)) {
+      out[k] = value;
+    } else {
+      out[k] = std::bit_cast<float>(static_cast<uint32_t>(value) << 16);
+    }
+  }
+}
+
+}  // namespace
+
+const WeightFormat kWeightsF32 = {nullptr, nullptr, linear_float<float>, unpack_row<float>};
+const WeightFormat kWeightsBf16 = {nullptr, nullptr, linear_float<Half>, unpack_row<Half>};
+
+}  // namespace specc

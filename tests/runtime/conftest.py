@@ -1,0 +1,28 @@
+"""The model library's kernels, built once for the session and each instruction set of this machine."""
+
+import numpy as np
+import pytest
+
+from tests.runtime.kernels import driver
+
+
+@pytest.fixture(scope="session")
+def libraries():
+    return driver.built()
+
+
+@pytest.fixture(scope="session")
+def models(libraries):
+    return driver.load(libraries)
+
+
+@pytest.fixture(params=driver.ISAS)
+def model(request, models):
+    chosen = models[request.param]
+    chosen.use_threads(1)
+    return chosen
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(7)
