@@ -4,9 +4,10 @@ A matrix [N, K] is stored in tiles of 16 rows (output features), zero rows at th
 sequential stream, broadcasts activations and needs no horizontal sums; an output depends on nothing else in the call.
 
 - `f32`, `bf16`: [tiles, K, 16], tiles transposed inside.
-- quantised: u8[tiles, bytes of a tile]. First the f16 scales [groups, 16], or [groups, 2, 16] with minima, filled up to
-  a cache line, then the integers. Of 8 bits: [K/4, 16, 4] of w + 128. Of 4 bits: [K/8, 16, 4], where byte i of column c
-  holds k = 8 j + i in its low half and 8 j + 4 + i in its high half.
+- quantised: u8[tiles, bytes of a tile], segment after segment: a cache line of f16 scales [2, 16], then the integers
+  that they scale. The line holds the scales of two groups (of one, if no other is left), or a group's scales and
+  minima. Integers of 8 bits: [K/4, 16, 4] of w + 128. Of 4 bits: [K/8, 16, 4], where byte i of column c holds
+  k = 8 j + i in its low half and 8 j + 4 + i in its high half.
 
 A value is d * w (w in -128..127, or q - 8 with q in 0..15), or d * q + m. A group is so many neighbours of a row that
 share d and m, or the whole row. GGUF's blocks have the same meaning (ggml-common.h of llama.cpp): Q8_0 is `q8g32`, Q4_0
@@ -88,7 +89,7 @@ class Encoding:
         self._require(n, k)
         if not self.quantised:
             return TensorType(self.name, (-(-n // TILE), k, TILE))
-        return TensorType("u8", (-(-n // TILE), self._header(k) + k * TILE * self.bits // 8))
+        return TensorType("u8", (-(-n // TILE), self._segments(k) * _LINE + k * TILE * self.bits // 8))
 
     def bits_per_weight(self, n: int, k: int) -> float:
         """Bits stored for each number of a matrix [n, k], scales and filling included."""
@@ -134,29 +135,36 @@ class Encoding:
                 "SPECC-E0306", f"a matrix cannot be stored as {self}: values are not finite, or too large",
                 expected="numbers up to 65504 times the largest integer", cure="keep this matrix in float32",
             )  # fmt: skip
-        rows = functional.pad(scales, (0, 0, 0, 0, 0, -n % TILE))
-        header = rows.view(-1, TILE, *rows.shape[1:]).permute(0, 2, 3, 1).contiguous()
-        header = header.view(torch.uint8).view(len(header), -1)
-        header = functional.pad(header, (0, self._header(k) - header.shape[1]))
+        scales, segments = scales.reshape(n, -1), self._segments(k)
+        scales = functional.pad(scales, (0, scales.shape[1] % 2, 0, -n % TILE))
+        lines = scales.view(-1, TILE, segments, 2).permute(0, 2, 3, 1).contiguous()
+        lines = lines.view(torch.uint8).view(-1, segments, _LINE)
         stored = q.view(torch.uint8) ^ 128 if self.bits == 8 else q
         stored = functional.pad(stored, (0, 0, 0, -n % TILE)).view(-1, TILE, k // 4, 4)
         stored = stored.transpose(1, 2)  # [tiles, K/4, 16, 4]
         if self.bits == 4:
             stored = stored[:, 0::2] | stored[:, 1::2] << 4
-        return torch.cat([header, stored.reshape(len(header), -1)], 1)
+        stored = stored.reshape(len(lines), -1)
+        missing = segments * self._segment_bytes(k) - stored.shape[1]
+        stored = functional.pad(stored, (0, missing)).view(len(lines), segments, -1)
+        packed = torch.cat([lines, stored], 2).view(len(lines), -1)
+        return packed[:, : packed.shape[1] - missing].contiguous()
 
     def blocks(self, packed: Tensor, n: int, k: int) -> tuple[Tensor, Tensor, Tensor | None]:
         """The inverse of `from_blocks`, with all as f32, and 8 taken off where there is no minimum."""
-        header = packed[:, : self._header(k)][:, : self._scales(k)].contiguous()
-        scales = header.view(torch.float16).view(len(packed), -1, 1 + self.minimum, TILE).float()
-        scales = scales.permute(2, 0, 3, 1).reshape(1 + self.minimum, -1, scales.shape[1])[:, :n]
-        stored = packed[:, self._header(k) :]
+        tiles, segments = len(packed), self._segments(k)
+        missing = segments * (_LINE + self._segment_bytes(k)) - packed.shape[1]
+        parts = functional.pad(packed, (0, missing)).view(tiles, segments, -1)
+        lines = parts[..., :_LINE].contiguous().view(torch.float16).float()
+        scales = lines.view(tiles, segments, 2, TILE).permute(0, 3, 1, 2).reshape(-1, 2 * segments)
+        stored = parts[..., _LINE:].reshape(tiles, -1)[:, : k * TILE * self.bits // 8]
         if self.bits == 4:
-            stored = stored.view(len(packed), k // 8, 1, -1)
+            stored = stored.view(tiles, k // 8, 1, -1)
             stored = torch.cat([stored & 15, stored >> 4], 2)
         q = stored.reshape(-1, k // 4, TILE, 4).transpose(1, 2).reshape(-1, k)[:n].float()
-        q -= 0 if self.minimum else 1 << self.bits - 1
-        return q, scales[0], scales[1] if self.minimum else None
+        if self.minimum:
+            return q, scales[:n, 0::2], scales[:n, 1::2]
+        return q - (1 << self.bits - 1), scales[:n, : k // (self.group or k)], None
 
     def decode(self, packed: Tensor, n: int, k: int) -> Tensor:
         """The matrix f32[n, k] that `packed` stands for."""
@@ -166,12 +174,14 @@ class Encoding:
         groups = q.view(n, -1, self.group or k) * d[..., None]  # exact: 11 bits times 8
         return (groups if m is None else groups + m[..., None]).view(n, k)
 
-    def _scales(self, k: int) -> int:
-        """Bytes of a tile's scales and minima."""
-        return k // (self.group or k) * (1 + self.minimum) * TILE * 2
+    def _segments(self, k: int) -> int:
+        """Lines of scales in a tile."""
+        return -(-(k // (self.group or k)) * (1 + self.minimum) // 2)
 
-    def _header(self, k: int) -> int:
-        return self._scales(k) + -self._scales(k) % _LINE
+    def _segment_bytes(self, k: int) -> int:
+        """Bytes of the integers behind a whole line of scales."""
+        columns = self.group * (1 if self.minimum else 2) if self.group else k
+        return columns * TILE * self.bits // 8
 
     def _require(self, n: int, k: int) -> None:
         if not self.fits(n, k):

@@ -1,19 +1,24 @@
-// Times specc::linear alone: how much longer M rows take than one, and how near memory and arithmetic limits that is.
+// Times specc::linear alone, for every encoding: how much longer M rows take than one, and how near the memory's limit
+// one row is.
 //
-//   g++ <flags of README.md> bench_kernels.cpp tensor.cpp pool.cpp error.cpp weights.cpp weights_f32.cpp linear.cpp encodings.cpp
-//       -lpthread -o bench_kernels
-//   ./bench_kernels [threads [repetitions]]
+//   g++ <flags of README.md> bench_kernels.cpp tensor.cpp pool.cpp error.cpp encodings.cpp weights*.cpp integers*.cpp
+//       linear.cpp -lpthread -o bench_kernels
+//   ./bench_kernels [threads [repetitions [ENCODING or all [KERNELS of integers, as in avx2]]]]
 //
-// Each shape is a chain of enough matrices (96 MB) that none is in cache when its turn comes again.
+// Each shape is a chain of enough matrices (96 MB) that none is in cache when its turn comes again. The limit is what the
+// same threads reach when they only read such memory. Times are the least of all repetitions.
 #include <algorithm>
-#include <chrono>
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <thread>
 #include <vector>
 
+#include "integers.h"
 #include "parallel.h"
+#include "simd.h"
 #include "weights.h"
 
 specc_host specc::host = {nullptr, nullptr, 1};
@@ -59,34 +64,128 @@ struct SpinningPool {
   }
 };
 
-using Clock = std::chrono::steady_clock;
+constexpr int64_t kChainBytes = 96 << 20;
 
 struct Chain {
+  const specc::Encoding* encoding;
   int64_t depth, columns;
   std::vector<specc::Tensor*> weights;
 };
 
-Chain make_chain(int64_t depth, int64_t columns) {
-  Chain chain{depth, columns, {}};
-  const int64_t shape[] = {columns / specc::kTileColumns, depth, specc::kTileColumns};
-  const int64_t bytes = depth * columns * 4;
-  for (int64_t total = 0; total < 96 << 20; total += bytes) {
-    specc::Tensor* w = specc::new_empty(SPECC_F32, 3, shape);
-    for (int64_t i = 0; i < depth * columns; i++) w->data<float>()[i] = static_cast<float>(i % 97) * 0.01f - 0.5f;
-    chain.weights.push_back(w);
+specc::Tensor* make_matrix(const specc::Encoding& encoding, int64_t depth, int64_t columns) {
+  const int64_t tiles = columns / specc::kTileColumns;
+  if (encoding.quantised()) {  // of ordinary scales, whatever bytes are scales
+    const int64_t shape[] = {tiles, encoding.tile_bytes(depth)};
+    specc::Tensor* w = specc::new_empty(SPECC_U8, 2, shape);
+    for (int64_t t = 0; t < tiles; t++) {
+      uint8_t* tile = w->data<uint8_t>() + t * shape[1];
+      for (int64_t i = 0; i < shape[1]; i++) tile[i] = static_cast<uint8_t>(0x20 + i * 37 % 23);
+    }
+    return w;
+  }
+  const int64_t shape[] = {tiles, depth, specc::kTileColumns};
+  specc::Tensor* w = specc::new_empty(encoding.bits == 32 ? SPECC_F32 : SPECC_BF16, 3, shape);
+  for (int64_t i = 0; i < depth * columns; i++) {
+    if (encoding.bits == 32) {
+      w->data<float>()[i] = static_cast<float>(i % 97) * 0.01f - 0.5f;
+    } else {
+      w->data<uint16_t>()[i] = static_cast<uint16_t>(0x3c00 + i % 97);
+    }
+  }
+  return w;
+}
+
+Chain make_chain(const specc::Encoding& encoding, int64_t depth, int64_t columns) {
+  Chain chain{&encoding, depth, columns, {}};
+  const int64_t bytes = encoding.tile_bytes(depth) * columns / specc::kTileColumns;
+  for (int64_t total = 0; total < kChainBytes; total += bytes) {
+    chain.weights.push_back(make_matrix(encoding, depth, columns));
   }
   return chain;
+}
+
+// Of one thread its own time, so that a machine with other work to do disturbs less.
+double now() {
+  timespec time;
+  clock_gettime(specc::host.threads == 1 ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC, &time);
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
+
+template <class Body>
+double seconds_of(const Body& body) {
+  const double start = now();
+  body();
+  return now() - start;
 }
 
 double seconds_for(const Chain& chain, int64_t rows) {
   const int64_t shape[] = {rows, chain.depth};
   specc::Tensor* x = specc::new_empty(SPECC_F32, 2, shape);
   for (int64_t i = 0; i < x->numel(); i++) x->data<float>()[i] = static_cast<float>(i % 31) * 0.03f - 0.4f;
-  const auto start = Clock::now();
-  for (specc::Tensor* w : chain.weights) specc::release(specc::linear(*x, *w, nullptr, chain.columns, specc::find_encoding("f32")));
-  const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
+  const double seconds = seconds_of([&] {
+    for (specc::Tensor* w : chain.weights) {
+      specc::release(specc::linear(*x, *w, nullptr, chain.columns, chain.encoding));
+    }
+  });
   specc::release(x);
   return seconds;
+}
+
+// Every line of the memory is read once, by all threads, each in four streams.
+double seconds_to_read(const std::vector<int64_t>& memory, int threads, std::atomic<int64_t>& sink) {
+  using Line = specc::VectorOf<int64_t, 8>::unaligned;
+  return seconds_of([&] {
+    specc::parallel(threads, [&](int32_t part) {
+      const specc::Share mine = specc::share(static_cast<int64_t>(memory.size()) / 32, part, threads);
+      const Line* from = reinterpret_cast<const Line*>(memory.data()) + mine.begin * 4;
+      const int64_t count = mine.end - mine.begin;
+      specc::Vector<int64_t, 8> sums[4] = {};
+      for (int64_t i = 0; i < count; i++) {
+#pragma GCC unroll 4
+        for (int j = 0; j < 4; j++) {
+          __builtin_prefetch(from + j * count + i + 64);
+          sums[j] += from[j * count + i];
+        }
+      }
+      int64_t total = 0;
+      for (const auto& sum : sums) total += sum[0] ^ sum[5];
+      sink += total;
+    });
+  });
+}
+
+const specc::IntegerKernels* kernels_called(const char* name) {
+  for (int i = 0; i < specc::kIntegerKernelsCount; i++) {
+    if (std::strcmp(specc::kIntegerKernels[i]->name, name) == 0) return specc::kIntegerKernels[i];
+  }
+  std::fprintf(stderr, "there are no kernels %s\n", name);
+  std::exit(2);
+}
+
+void bench(const specc::Encoding& encoding, int64_t depth, int64_t columns, int threads, int repetitions) {
+  constexpr int64_t kRowCounts[] = {1, 2, 3, 4, 6, 8, 12, 16, 32, 64, 128};
+  constexpr int kCounts = sizeof kRowCounts / sizeof kRowCounts[0];
+  const Chain chain = make_chain(encoding, depth, columns);
+  const std::vector<int64_t> memory(kChainBytes / 8, 3);
+  std::atomic<int64_t> sink = 0;
+  const double matrices = static_cast<double>(chain.weights.size());
+  const double elements = static_cast<double>(depth * columns) * matrices;
+  const double bytes = static_cast<double>(encoding.tile_bytes(depth) * columns / specc::kTileColumns) * matrices;
+  double best[kCounts], reading = 1e9;
+  std::fill(best, best + kCounts, 1e9);
+  // Interleaved, so that a slow moment of the machine hits all row counts alike.
+  for (int repetition = 0; repetition < repetitions; repetition++) {
+    reading = std::min(reading, seconds_to_read(memory, threads, sink));
+    for (int i = 0; i < kCounts; i++) best[i] = std::min(best[i], seconds_for(chain, kRowCounts[i]));
+  }
+  const double limit = static_cast<double>(kChainBytes) / reading;
+  for (int i = 0; i < kCounts; i++) {
+    std::printf("%-8s %5ldx%-6ld %4ld %9.1f %8.2f %7.1f %7.0f%% %9.1f\n", encoding.name, (long)depth, (long)columns,
+                (long)kRowCounts[i], best[i] / matrices * 1e6, best[i] / best[0], bytes / best[i] * 1e-9,
+                bytes / best[i] / limit * 100,
+                2 * elements * static_cast<double>(kRowCounts[i]) / best[i] * 1e-9);
+  }
+  for (specc::Tensor* w : chain.weights) specc::release(w);
 }
 
 }  // namespace
@@ -94,28 +193,15 @@ double seconds_for(const Chain& chain, int64_t rows) {
 int main(int argc, char** argv) {
   const int threads = argc > 1 ? std::atoi(argv[1]) : 1;
   const int repetitions = argc > 2 ? std::atoi(argv[2]) : 7;
+  const char* chosen = argc > 3 ? argv[3] : "all";
+  if (argc > 4) specc::integer_kernels = kernels_called(argv[4]);
   SpinningPool pool(threads);
   specc::host = {SpinningPool::run, &pool, threads};
-  const int64_t shapes[][2] = {{576, 576}, {576, 3072}, {1536, 576}, {576, 49152}};
-  const int64_t row_counts[] = {1, 2, 4, 6, 8, 12, 16, 32, 64, 128};
-  std::printf("%d threads; best of %d\n%-12s %4s %9s %9s %7s %9s\n", threads, repetitions, "KxN", "M", "us", "t/t(1)",
-              "GB/s", "GFLOP/s");
-  for (const auto& shape : shapes) {
-    const Chain chain = make_chain(shape[0], shape[1]);
-    const double matrices = static_cast<double>(chain.weights.size());
-    const double elements = static_cast<double>(shape[0] * shape[1]) * matrices;
-    constexpr int kCounts = sizeof row_counts / sizeof row_counts[0];
-    double best[kCounts];
-    std::fill(best, best + kCounts, 1e9);
-    // Interleaved, so that a slow moment of the machine hits all row counts alike.
-    for (int repetition = 0; repetition < repetitions; repetition++) {
-      for (int i = 0; i < kCounts; i++) best[i] = std::min(best[i], seconds_for(chain, row_counts[i]));
-    }
-    for (int i = 0; i < kCounts; i++) {
-      std::printf("%5ldx%-6ld %4ld %9.1f %9.2f %7.1f %9.1f\n", (long)shape[0], (long)shape[1], (long)row_counts[i],
-                  best[i] / matrices * 1e6, best[i] / best[0], elements * 4 / best[i] * 1e-9,
-                  2 * elements * static_cast<double>(row_counts[i]) / best[i] * 1e-9);
-    }
-    for (specc::Tensor* w : chain.weights) specc::release(w);
+  const int64_t shapes[][2] = {{576, 960}, {576, 3072}, {1536, 576}, {576, 49152}};
+  std::printf("%d threads; least of %d; integers by %s\n%-8s %-12s %4s %9s %8s %7s %8s %9s\n", threads, repetitions,
+              specc::integer_kernels->name, "", "KxN", "M", "us", "t/t(1)", "GB/s", "of limit", "GFLOP/s");
+  for (const char* name : {"f32", "bf16", "q8", "q8g32", "q4g32", "q4g128", "q4mg32"}) {
+    if (std::strcmp(chosen, "all") != 0 && std::strcmp(chosen, name) != 0) continue;
+    for (const auto& shape : shapes) bench(*specc::find_encoding(name), shape[0], shape[1], threads, repetitions);
   }
 }

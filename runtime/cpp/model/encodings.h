@@ -16,14 +16,15 @@ struct Encoding {
   bool minimum;
 
   bool quantised() const { return bits < 16; }
-  int64_t scales_per_row(int64_t depth) const { return group == 0 ? 1 : depth / group; }
-  // Bytes of a tile: scales and minima, filled up to a cache line, and all.
-  int64_t header_bytes(int64_t depth) const {
-    return (scales_per_row(depth) * (minimum ? 2 : 1) * kTileColumns * 2 + 63) / 64 * 64;
+  // Blocks behind a line of scales: a power of two, or all of a row (ir/encodings.py).
+  int64_t segment_blocks() const { return group == 0 ? INT64_MAX / 2 + 1 : group / kBlock * (minimum ? 1 : 2); }
+  // Lines of scales in a tile before this block, its own left out.
+  int64_t lines_before(int64_t block) const {
+    return block / segment_blocks() + (block % segment_blocks() != 0);
   }
   int64_t tile_bytes(int64_t depth) const {
     const int64_t numbers = depth * kTileColumns * bits / 8;
-    return quantised() ? header_bytes(depth) + numbers : numbers;
+    return numbers + (quantised() ? lines_before(depth / kBlock) * 64 : 0);
   }
 };
 

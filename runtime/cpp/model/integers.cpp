@@ -10,10 +10,15 @@ constexpr uint32_t kInfinity = 0x7f800000;
 
 void plain_panel(const IntegerPanel& p, int bits) {
   const int32_t offset = p.minimum ? 0 : bits == 8 ? 128 : 8;
-  for (int64_t block = 0; block < p.blocks; block++) {
-    const int8_t* x = p.x.integers(0) + (p.first_block + block) * 32;
-    const uint8_t* weights = reinterpret_cast<const uint8_t*>(p.weights) + block * bits * 64;
-    const uint16_t* scales = p.scales + (block >> p.group_shift) * p.scale_stride;
+  const uint8_t* weights = reinterpret_cast<const uint8_t*>(p.weights);
+  const uint16_t* line = p.scales;
+  for (int64_t block = p.first_block; block < p.first_block + p.blocks; block++) {
+    if ((block & p.segment_mask) == 0) {
+      line = reinterpret_cast<const uint16_t*>(weights);
+      weights += 64;
+    }
+    const int8_t* x = p.x.integers(0) + block * 32;
+    const uint16_t* scales = line + (block >> p.group_shift & p.pair_mask) * 16;
     for (int column = 0; column < 16; column++) {
       int32_t dot = 0;
       for (int k = 0; k < 32; k++) {
@@ -21,17 +26,18 @@ void plain_panel(const IntegerPanel& p, int bits) {
         const int32_t w = bits == 8 ? weights[byte] : k % 8 < 4 ? weights[byte] & 15 : weights[byte] >> 4;
         dot += (w - offset) * x[k];
       }
-      const float scaled = static_cast<float>(dot) * p.x.scales(0)[p.first_block + block];
+      const float scaled = static_cast<float>(dot) * p.x.scales(0)[block];
       float y = __builtin_fmaf(scaled, half_to_float(scales[column]), p.y[column]);
       if (p.minimum) {
-        y = __builtin_fmaf(p.x.scaled_sums(0)[p.first_block + block], half_to_float(scales[16 + column]), y);
+        y = __builtin_fmaf(p.x.scaled_sums(0)[block], half_to_float(scales[16 + column]), y);
       }
       p.y[column] = y;
     }
+    weights += bits * 64;
   }
 }
 
-IntegerKernel find_plain(int bits, int64_t, int) {
+IntegerKernel find_plain(int bits, int64_t) {
   return bits == 8 ? [](const IntegerPanel& p) { plain_panel(p, 8); } : [](const IntegerPanel& p) { plain_panel(p, 4); };
 }
 
@@ -43,7 +49,7 @@ const IntegerKernels* best() {
 
 }  // namespace
 
-const IntegerKernels kIntegersPlain = {"plain", [] { return true; }, 1, [](int64_t) { return 1; }, find_plain};
+const IntegerKernels kIntegersPlain = {"plain", [] { return true; }, 1, find_plain};
 
 #if defined(__x86_64__)
 const IntegerKernels* const kIntegerKernels[] = {&kIntegersVnni, &kIntegersAvx2, &kIntegersPlain};

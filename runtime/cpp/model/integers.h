@@ -8,8 +8,7 @@
 
 namespace specc {
 
-constexpr int64_t kChunkBlocks = 8;  // blocks that all rows pass over while their weights are in L1; a multiple of every
-                                     // group, so that a chunk begins with one
+constexpr int64_t kChunkBlocks = 8;  // that all rows pass over while their weights are in L1; whole segments
 
 // A row of activations: integers [K], then for each block its scale, its sum and sum * scale.
 struct QuantisedRows {
@@ -30,19 +29,18 @@ struct QuantisedRows {
 
 void quantise_row(const float* x, int64_t depth, char* row);
 
+// Some blocks of one tile for some rows.
 struct IntegerPanel {
-  const char* weights;    // the first tile's integers of the chunk
-  const uint16_t* scales; // the first tile's scales of the chunk
-  int64_t tile_stride;    // bytes between tiles
-  int64_t scale_stride;   // between groups, in f16
-  int group_shift;        // block >> group_shift is its group
+  const char* weights;     // the first block, or the line of scales before it
+  const uint16_t* scales;  // the line that is in force until another comes
+  int64_t segment_mask;    // blocks of which these bits are 0 have a line of scales before them
+  int group_shift;         // block >> group_shift is its group,
+  int64_t pair_mask;       // of which these bits say where in the line it is
   bool minimum;
-  int64_t blocks;         // of the chunk
-  int64_t first_block;    // of the row, where the chunk begins
-  QuantisedRows x;        // from the panel's first row
-  float* y;               // [rows][tiles * 16], carried from chunk to chunk
-  const char* ahead;      // what to prefetch: `ahead_lines` for each block and tile
-  int64_t ahead_lines;
+  int64_t first_block, blocks;
+  QuantisedRows x;  // from the panel's first row
+  float* y;         // [rows][16], carried on
+  int64_t lead;     // bytes from what is read to what is prefetched; 0: nothing is
 };
 
 using IntegerKernel = void (*)(const IntegerPanel& panel);
@@ -52,8 +50,7 @@ struct IntegerKernels {
   const char* name;
   bool (*runs_here)();
   int max_rows;
-  int (*tiles_for)(int64_t rows);  // tiles at a time for so many rows
-  IntegerKernel (*find)(int bits, int64_t rows, int tiles);
+  IntegerKernel (*find)(int bits, int64_t rows);
 };
 
 extern const IntegerKernels kIntegersVnni, kIntegersAvx2, kIntegersPlain;

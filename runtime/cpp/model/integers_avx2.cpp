@@ -14,29 +14,34 @@
 namespace specc {
 namespace {
 
-template <int Bits, int Rows, int Tiles>
+template <int Bits, int Rows>
 SPECC_TARGET void panel(const IntegerPanel& p) {
-  constexpr int kSteps = Bits;                 // cache lines of a block and tile
+  constexpr int kSteps = Bits;                 // cache lines of a block
   constexpr int kColumns = Bits == 8 ? 4 : 8;  // of a row that meet one line
-  constexpr int kAcross = Tiles * 2;
+  constexpr int kHalves = 2;                   // of a tile's columns
   const __m256i ones = _mm256_set1_epi16(1);
   const int offset = p.minimum ? 0 : -8;
   const char* weights = p.weights;
   const int8_t* x = p.x.integers(0) + p.first_block * 32;
   const int64_t stride = p.x.stride;
-  const char* ahead = p.ahead;
-  for (int64_t block = 0; block < p.blocks; block++) {
-    __m256i dots[Rows][kAcross];  // of 8 bits: 32-bit sums; of 4: 16-bit ones
+  const uint16_t* line_of_scales = p.scales;
+  for (int64_t at = p.first_block; at < p.first_block + p.blocks; at++) {
+    if ((at & p.segment_mask) == 0) {
+      line_of_scales = reinterpret_cast<const uint16_t*>(weights);
+      if (p.lead != 0) __builtin_prefetch(weights + p.lead);
+      weights += 64;
+    }
+    __m256i dots[Rows][kHalves];  // of 8 bits: 32-bit sums; of 4: 16-bit ones
 #pragma GCC unroll 4
     for (int r = 0; r < Rows; r++) {
 #pragma GCC unroll 4
-      for (int c = 0; c < kAcross; c++) dots[r][c] = _mm256_setzero_si256();
+      for (int c = 0; c < kHalves; c++) dots[r][c] = _mm256_setzero_si256();
     }
 #pragma GCC unroll 8
     for (int step = 0; step < kSteps; step++) {
 #pragma GCC unroll 4
-      for (int c = 0; c < kAcross; c++) {
-        const char* from = weights + c / 2 * p.tile_stride + step * 64 + c % 2 * 32;
+      for (int c = 0; c < kHalves; c++) {
+        const char* from = weights + step * 64 + c * 32;
         __m256i w = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
         if constexpr (Bits == 8) {
           w = _mm256_xor_si256(w, _mm256_set1_epi8(-128));
@@ -53,55 +58,52 @@ SPECC_TARGET void panel(const IntegerPanel& p) {
           w = _mm256_and_si256(w, _mm256_set1_epi8(15));
 #pragma GCC unroll 4
           for (int r = 0; r < Rows; r++) {
-            int32_t four[2];
-            std::memcpy(four, x + r * stride + step * kColumns, 8);
-            dots[r][c] = _mm256_add_epi16(dots[r][c], _mm256_maddubs_epi16(w, _mm256_set1_epi32(four[0])));
-            dots[r][c] = _mm256_add_epi16(dots[r][c], _mm256_maddubs_epi16(high, _mm256_set1_epi32(four[1])));
+            int32_t four, next;
+            std::memcpy(&four, x + r * stride + step * kColumns, 4);
+            std::memcpy(&next, x + r * stride + step * kColumns + 4, 4);
+            dots[r][c] = _mm256_add_epi16(dots[r][c], _mm256_maddubs_epi16(w, _mm256_set1_epi32(four)));
+            dots[r][c] = _mm256_add_epi16(dots[r][c], _mm256_maddubs_epi16(high, _mm256_set1_epi32(next)));
           }
         }
       }
     }
-    for (int64_t line = 0; line < p.ahead_lines; line++) {
-#pragma GCC unroll 4
-      for (int t = 0; t < Tiles; t++) __builtin_prefetch(ahead + t * p.tile_stride + line * 64);
+    if (p.lead != 0) {
+#pragma GCC unroll 8
+      for (int line = 0; line < kSteps; line++) __builtin_prefetch(weights + p.lead + line * 64);
     }
-    const uint16_t* scales = p.scales + (block >> p.group_shift) * p.scale_stride;
+    const uint16_t* scales = line_of_scales + (at >> p.group_shift & p.pair_mask) * 16;
 #pragma GCC unroll 4
-    for (int c = 0; c < kAcross; c++) {
-      const char* half = reinterpret_cast<const char*>(scales) + c / 2 * p.tile_stride + c % 2 * 16;
+    for (int c = 0; c < kHalves; c++) {
+      const uint16_t* half = scales + c * 8;
       const __m256 d = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(half)));
-      const __m256 m = p.minimum ? _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(half + 32)))
+      const __m256 m = p.minimum ? _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(half + 16)))
                                  : _mm256_setzero_ps();
 #pragma GCC unroll 4
       for (int r = 0; r < Rows; r++) {
         if constexpr (Bits == 4) {
-          const __m256i start = _mm256_set1_epi32(p.x.sums(r)[p.first_block + block] * offset);
+          const __m256i start = _mm256_set1_epi32(p.x.sums(r)[at] * offset);
           dots[r][c] = _mm256_add_epi32(_mm256_madd_epi16(dots[r][c], ones), start);
         }
-        float* to = p.y + (r * kAcross + c) * 8;
-        const __m256 scale = _mm256_set1_ps(p.x.scales(r)[p.first_block + block]);
+        float* to = p.y + (r * kHalves + c) * 8;
+        const __m256 scale = _mm256_set1_ps(p.x.scales(r)[at]);
         __m256 y = _mm256_fmadd_ps(_mm256_mul_ps(_mm256_cvtepi32_ps(dots[r][c]), scale), d, _mm256_loadu_ps(to));
-        if (p.minimum) y = _mm256_fmadd_ps(_mm256_set1_ps(p.x.scaled_sums(r)[p.first_block + block]), m, y);
+        if (p.minimum) y = _mm256_fmadd_ps(_mm256_set1_ps(p.x.scaled_sums(r)[at]), m, y);
         _mm256_storeu_ps(to, y);
       }
     }
     weights += kSteps * 64;
-    ahead += p.ahead_lines * 64;
     x += 32;
   }
 }
 
-template <int Bits>
-IntegerKernel find_for(int64_t rows, int tiles) {
-  constexpr IntegerKernel kTable[] = {nullptr, panel<Bits, 1, 1>, panel<Bits, 2, 1>, panel<Bits, 3, 1>,
-                                      panel<Bits, 4, 1>};
-  return tiles == 2 ? panel<Bits, 1, 2> : kTable[rows];
+template <int Bits, int... Rows>
+IntegerKernel by_rows(int64_t rows) {
+  constexpr IntegerKernel kTable[] = {nullptr, panel<Bits, Rows>...};
+  return kTable[rows];
 }
 
-int tiles_for(int64_t rows) { return rows == 1 ? 2 : 1; }
-
-IntegerKernel find(int bits, int64_t rows, int tiles) {
-  return bits == 8 ? find_for<8>(rows, tiles) : find_for<4>(rows, tiles);
+IntegerKernel find(int bits, int64_t rows) {
+  return bits == 8 ? by_rows<8, 1, 2, 3, 4>(rows) : by_rows<4, 1, 2, 3, 4>(rows);
 }
 
 bool runs_here() {
@@ -110,7 +112,7 @@ bool runs_here() {
 
 }  // namespace
 
-const IntegerKernels kIntegersAvx2 = {"avx2", runs_here, 4, tiles_for, find};
+const IntegerKernels kIntegersAvx2 = {"avx2", runs_here, 4, find};
 
 }  // namespace specc
 #endif

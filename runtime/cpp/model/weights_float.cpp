@@ -132,16 +132,17 @@ void tile_group(const LinearCall& call, int64_t row, int64_t rows, int64_t tile,
   const int64_t tile_stride = call.depth * kTileColumns;
   const Element* weights = reinterpret_cast<const Element*>(call.weights) + tile * tile_stride;
   const int64_t blocks = (rows + kMaxRows - 1) / kMaxRows;  // of rows, as even as can be
-  for (int64_t k = 0; k < call.depth; k += kChunk<Element>) {
-    const int64_t depth = call.depth - k < kChunk<Element> ? call.depth - k : kChunk<Element>;
+  // Chunks are even, so that one prefetches all of the next.
+  const int64_t chunks = (call.depth + kChunk<Element> - 1) / kChunk<Element>;
+  for (int64_t c = 0; c < chunks; c++) {
+    const int64_t k = call.depth * c / chunks, depth = call.depth * (c + 1) / chunks - k;
     const Element* chunk = weights + k * kTileColumns;
-    const Element* next = k + kChunk<Element> < call.depth ? chunk + kChunk<Element> * kTileColumns
-                                                           : weights + tiles * tile_stride;
+    const Element* next = c + 1 < chunks ? chunk + depth * kTileColumns : weights + tiles * tile_stride;
     for (int64_t block = 0; block < blocks; block++) {
       const int64_t begin = rows * block / blocks;
       const int64_t end = rows * (block + 1) / blocks;
       // The blocks share the prefetching of the next chunk.
-      const char* ahead = reinterpret_cast<const char*>(next + block * kChunk<Element> / blocks * kTileColumns);
+      const char* ahead = reinterpret_cast<const char*>(next + block * depth / blocks * kTileColumns);
       const float* x = call.x + (row + begin) * call.x_stride + k;
       const int64_t step = kTileColumns * static_cast<int64_t>(sizeof(Element)) / blocks;
       kernel_for<Element>(end - begin, tiles)(
