@@ -89,7 +89,9 @@ class Encoding:
         self._require(n, k)
         if not self.quantised:
             return TensorType(self.name, (-(-n // TILE), k, TILE))
-        return TensorType("u8", (-(-n // TILE), self._segments(k) * _LINE + k * TILE * self.bits // 8))
+        return TensorType(
+            "u8", (-(-n // TILE), self._segments(k) * _LINE + k * TILE * self.bits // 8)
+        )
 
     def bits_per_weight(self, n: int, k: int) -> float:
         """Bits stored for each number of a matrix [n, k], scales and filling included."""
