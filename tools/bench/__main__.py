@@ -88,7 +88,7 @@ def whole_report(
     ours = _artifacts(artifacts)
     others, absent = listed(prepared)
     if quick:
-        minutes, new_tokens = min(minutes, 4), 24
+        minutes, new_tokens = min(minutes, 4), min(new_tokens, 24)
         absent += [
             Absent(c.name, "left out by --quick") for c in others if c.name == "transformers"
         ]
