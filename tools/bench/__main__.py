@@ -67,7 +67,7 @@ def prepare(
 @app.command(name="report")
 def whole_report(
     *artifacts: str, prepared: Path, threads: int = 0, minutes: float = 12,
-    quick: Annotated[bool, Parameter(negative="")] = False, new_tokens: int = 64,
+    quick: Annotated[bool, Parameter(negative="")] = False, new_tokens: int = 48,
     out: Path | None = None,
 ) -> int:  # fmt: skip
     """Roofline, rows and peers side by side, in about `minutes`. Run it on a quiet machine.
@@ -94,13 +94,13 @@ def whole_report(
         ]
         others = [c for c in others if c.name != "transformers"]
     began = time.monotonic()
-    document = _roofline(ours, threads, minutes * 60 * 0.2, output.say)
+    document = _roofline(ours, threads, minutes * 60 * 0.15, output.say)
     contenders = [Contender("specc", "specc", bits, str(path)) for bits, path in ours.items()]
     contenders += [c for bits in ours for c in others if c.bits == bits]
     with Artifact.load(next(iter(ours.values())), threads) as engine:
         tasks = [peers.Task(t, new_tokens, False) for t in texts.by_length(engine, new_tokens)]
         for text in (*texts.copying(engine), *texts.chatting(engine, new_tokens)):
-            tasks += [peers.Task(text, 2 * new_tokens, draft) for draft in (False, True)]
+            tasks += [peers.Task(text, new_tokens, draft) for draft in (False, True)]
     left = minutes * 60 - (time.monotonic() - began)
     answers, failed = peers.compare(contenders, tasks, document["threads"], left, output.say)
     document["peers"] = [_figure(f) for f in peers.figures(answers)]

@@ -43,9 +43,9 @@ def copying(engine: Engine) -> list[Text]:
 
 
 def chatting(engine: Engine, new_tokens: int) -> list[Text]:
-    """Specc's built-in questions, where an n-gram drafter finds little."""
-    chats = [p for p in prompts.built_in() if p.kind == "chat"][:2]
-    return [Text(p.name, tuple(p.ids(engine, new_tokens))) for p in chats]
+    """One of specc's built-in questions, where an n-gram drafter finds little."""
+    chat = next(p for p in prompts.built_in() if p.kind == "chat")
+    return [Text(chat.name, tuple(chat.ids(engine, new_tokens)))]
 
 
 def _code(engine: Engine) -> list[int]:
