@@ -49,16 +49,12 @@ def read_eagle1(parts: Parts, source: str) -> DrafterCheckpoint:
 
     Its output is a feature of the next position, and feeds the target's head as it is.
     """
-    config, tensors = parts.config, parts.tensors
+    config = parts.config
     hidden, vocab = config.integer("hidden_size"), config.integer("vocab_size")
     count, layers = config.integer("num_hidden_layers"), parts.target.num_layers
     check_target(parts, hidden=hidden, vocab=vocab)
     parts.take("fc.weight", [hidden, 2 * hidden])
-    # Trainers' `bias` is true unless it says otherwise; the tensor decides, and a contradiction is an error.
-    bias = "fc.bias" in tensors
-    if config.get("bias") is True and not bias:
-        tensors.shape("fc.bias")
-    config.only("bias", bias, True)
+    bias = config.flag("bias", True)  # what SafeAILab's code takes where the key is absent
     if bias:
         parts.take("fc.bias", [hidden])
     read = [

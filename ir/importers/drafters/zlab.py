@@ -39,7 +39,13 @@ def _read(parts: Parts, *, dspark: bool) -> DrafterCheckpoint:
     config.only("tie_word_embeddings", False)
     config.skip("num_anchors", "quantization_config")
     section.skip(*_TRAINING)
-    section.only("projector_type", "dspark" if dspark else None, None, "dflash")
+    section.only(
+        "projector_type",
+        "dspark" if dspark else None,
+        None,
+        "dflash",
+        cure="this is a Domino or another drafter that specc does not build",
+    )
     section.only("attention_mode", "gqa", "mha")
     section.only("use_aux_hidden_state", True)
     section.only("attention_sink_bias", False)

@@ -116,6 +116,8 @@ REFUSED: dict[str, tuple[str, Edit, str, str]] = {
     "b64 missing head": ("eagle3-safeailab", drop("lm_head.weight"), "E0274", "lm_head.weight"),
     "missing tensor": ("eagle3-safeailab", drop(MLP), "E0274", MLP),
     "missing bias": ("eagle1", config(bias=True), "E0274", "fc.bias"),
+    "missing bias, no key": ("eagle1", without("bias"), "E0274", "fc.bias"),
+    "a bias that is not said": ("eagle1-bias", config(bias=False), "E0275", "fc.bias"),
     "missing Medusa head": ("medusa", tensors(lambda t: [t.pop(n) for n in list(t) if n[0] == "1"]), "E0274", "0, 2"),
     "missing mask feature": ("peagle-speculators", drop("mask_hidden"), "E0274", "mask_hidden"),
     "missing map": ("eagle3-safeailab", tensors(lambda t: [t.pop("d2t"), t.pop("t2d")]), "E0274", "d2t"),
@@ -165,6 +167,7 @@ REFUSED: dict[str, tuple[str, Edit, str, str]] = {
     "DFlash-2": ("dflash-zlab", config(architectures=["DFlash2DraftModel"]), "E0272", "DFlash-2"),
     "Domino": ("dflash-zlab", config(architectures=["DominoDraftModel"]), "E0272", "Domino"),
     "latent EAGLE-3": ("eagle3-modelopt", config(architectures=["Eagle3DeepseekV2ForCausalLM"]), "E0272", "latent"),
+    "Domino by its projector": ("dflash-zlab", section(projector_type="domino"), "E0278", "Domino"),
     "unknown speculators": ("eagle3-speculators", config(speculators_model_type="mlp"), "E0272", "speculators mlp"),
     "nothing known": ("eagle3-safeailab", tensors(lambda t: t.clear() or t.update(x=torch.zeros(1))), "E0272", "known"),
 }  # fmt: skip
