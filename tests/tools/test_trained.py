@@ -85,6 +85,9 @@ def test_the_drafter_that_is_meant(tmp_path: Path) -> None:
     assert got.spec.source == "SafeAILab EAGLE-3"
     with pytest.raises(ModelError, match="--method eagle3 --drafter"):
         trained.load("dflash", str(tmp_path / "model"), str(drafter), imported)
+    # What `--method auto` takes it for; a whole model is a draft model.
+    assert trained.method_of(str(drafter)) == "eagle3"
+    assert trained.method_of(str(tmp_path / "model")) is None
     with pytest.raises(ModelError, match="no MTP layer in its files"):
         trained.load("mtp", str(tmp_path / "model"), None, imported)
 

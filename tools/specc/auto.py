@@ -7,6 +7,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
+from specc import trained
 from specc.driver import write
 from specc.ir.importers.source import ImportedModel
 from specc.methods import pipeline_for
@@ -27,10 +28,12 @@ def choose_method(
 ) -> tuple[str, tuple[str, ...]]:
     """The method with the best speed over plain decoding, and why, in words.
 
-    Candidates are those that need nothing but what is there: n-gram and suffix, and the draft model if one was named.
+    Candidates are those that need nothing but what is there: n-gram and suffix, and the drafter if one was named.
     Self-drafts are measured only when asked for, since without training they do not pay.
     """
-    candidates = ["ngram", "suffix", *(["draft_model"] if request.drafter else [])]
+    candidates = ["ngram", "suffix"]
+    if request.drafter:
+        candidates.append(trained.method_of(request.drafter) or "draft_model")
     if imported.tokenizer_json is None:
         return "ngram", (
             "no tokenizer, so nothing was measured; ngram costs nothing when it finds nothing",

@@ -76,6 +76,14 @@ def missing(model: str, method: str) -> UsageError:
     )  # fmt: skip
 
 
+def method_of(drafter: str) -> str | None:
+    """The method that a drafter is for, or None if it is a model of its own. Raises ModelError for broken files."""
+    from specc.ir.importers.drafters import kind_in
+
+    kind = kind_in(locate(drafter))
+    return None if kind is None else kind.method
+
+
 def load(
     method: str, model: str, drafter: str | None, imported: ImportedModel
 ) -> DrafterCheckpoint:

@@ -1,5 +1,6 @@
 """Drafter checkpoints of every public format -> one contract (`spec.py`) and its tensors."""
 
+from specc.ir.importers.drafters.kinds import kind_in
 from specc.ir.importers.drafters.load import load_drafter
 from specc.ir.importers.drafters.native import load_native
 from specc.ir.importers.drafters.spec import (
@@ -40,6 +41,7 @@ __all__ = [
     "Recycle",
     "Rope",
     "Target",
+    "kind_in",
     "load_drafter",
     "load_native",
 ]

@@ -16,6 +16,7 @@ from specc.ir.importers.drafters import (
     zlab,
 )
 from specc.ir.importers.drafters.files import Config, hash_files, open_tensors, read_config
+from specc.ir.importers.drafters.kinds import kind_of
 from specc.ir.importers.drafters.layers import Parts
 from specc.ir.importers.drafters.spec import DrafterCheckpoint
 from specc.ir.importers.drafters.target import Target
@@ -64,14 +65,14 @@ def load_drafter(folder: Path, target: Target, method: str | None = None) -> Dra
     config = read_config(folder)
     parts = Parts(config, open_tensors(folder), target)
     reader = _reader(parts)
-    checkpoint = reader(parts)
-    kind = checkpoint.spec.kind
-    if method is not None and kind.method != method:
+    kind = kind_of(parts.tensors.names())
+    if method is not None and kind is not None and kind.method != method:
         raise ModelError(
-            "SPECC-E0272", f"this checkpoint is a drafter of another method ({checkpoint.spec.source})",
+            "SPECC-E0272", f"this checkpoint is a drafter of another method ({kind}, by its tensors)",
             where=str(folder), expected=f"--method {method}", found=f"--method {kind.method}",
             cure=f"specc compile {target.name} --method {kind.method} --drafter {folder}",
         )  # fmt: skip
+    checkpoint = reader(parts)
     parts.tensors.finish()
     parts.config.finish()
     provenance = {

@@ -19,6 +19,7 @@ from specc.ir.importers.drafters import (
     Markov,
     Recycle,
     Target,
+    kind_in,
     load_drafter,
     load_native,
 )
@@ -168,7 +169,9 @@ def same_drafts(checkpoint: DrafterCheckpoint, folder: Path, model: PreTrainedMo
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_same_drafts(name: str, tmp_path: Path, model: PreTrainedModel, target: Target) -> None:
     folder = DRAFTERS[name](tmp_path / "drafter", model)
-    same_drafts(load_drafter(folder, target), folder, model)
+    checkpoint = load_drafter(folder, target)
+    assert kind_in(folder) is checkpoint.spec.kind
+    same_drafts(checkpoint, folder, model)
 
 
 @pytest.mark.parametrize("name", NATIVE)
