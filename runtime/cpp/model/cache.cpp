@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "half.h"
 #include "shim.h"
 
 namespace specc {
@@ -20,23 +21,30 @@ Status check_rows(const char* what, const Tensor& rows, int64_t count, int64_t c
 }
 
 Status cache_write(Tensor& cache, const Tensor& x, const Tensor& rows) {
-  if (cache.dtype != SPECC_F32 || x.dtype != SPECC_F32 || cache.ndim != 3 || x.ndim != 3 ||
+  const bool half = cache.dtype == SPECC_F16 || cache.dtype == SPECC_BF16;
+  if ((cache.dtype != SPECC_F32 && !half) || x.dtype != SPECC_F32 || cache.ndim != 3 || x.ndim != 3 ||
       x.sizes[1] != cache.sizes[0] || x.sizes[2] != cache.sizes[2]) {
-    return fail("cache_write: x [T, heads, size] must fit the cache [heads, rows, size], both f32");
+    return fail("cache_write: x f32 [T, heads, size] must fit the cache [heads, rows, size], f32, f16 or bf16");
   }
   const int64_t count = x.sizes[0];
   if (check_rows("cache_write", rows, count, cache.sizes[1]) != kOk) return 1;
-  const int64_t size = cache.sizes[2];
-  const bool dense = size <= 1 || (cache.strides[2] == 1 && x.strides[2] == 1);
+  const int64_t size = cache.sizes[2], to_stride = cache.strides[2], from_stride = x.strides[2];
+  const bool dense = !half && (size <= 1 || (to_stride == 1 && from_stride == 1));
   for (int64_t t = 0; t < count; t++) {
     const int64_t row = rows.data<int64_t>()[t * rows.strides[0]];
     for (int64_t head = 0; head < cache.sizes[0]; head++) {
-      float* to = cache.data<float>() + head * cache.strides[0] + row * cache.strides[1];
+      const int64_t to = head * cache.strides[0] + row * cache.strides[1];
       const float* from = x.data<float>() + t * x.strides[0] + head * x.strides[1];
       if (dense) {
-        std::memcpy(to, from, size * sizeof(float));
+        std::memcpy(cache.data<float>() + to, from, size * sizeof(float));
+      } else if (half) {
+        uint16_t* halves = cache.data<uint16_t>() + to;
+        for (int64_t d = 0; d < size; d++) {
+          const float value = from[d * from_stride];
+          halves[d * to_stride] = cache.dtype == SPECC_F16 ? round_f16(value) : round_bf16(value);
+        }
       } else {
-        for (int64_t d = 0; d < size; d++) to[d * cache.strides[2]] = from[d * x.strides[2]];
+        for (int64_t d = 0; d < size; d++) cache.data<float>()[to + d * to_stride] = from[d * from_stride];
       }
     }
   }

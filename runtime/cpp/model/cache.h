@@ -1,4 +1,4 @@
-// Key and value caches: f32 [kv heads, rows, head size], written in place.
+// Key and value caches: f32, f16 or bf16 [kv heads, rows, head size], written in place.
 #pragma once
 #include "error.h"
 #include "tensor.h"

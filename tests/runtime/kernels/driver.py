@@ -28,7 +28,7 @@ FLAGS = [
     *(f"-I{RUNTIME / 'include'}", f"-I{MODEL}"),
 ]
 LINK = ["-Wl,-z,defs", f"-Wl,--version-script={MODEL / 'export.map'}"]
-DTYPES = {"float32": 6, "float64": 7, "int64": 4, "uint8": 0, "bfloat16": 15}
+DTYPES = {"float16": 5, "float32": 6, "float64": 7, "int64": 4, "uint8": 0, "bfloat16": 15}
 NUMPY = {number: name for name, number in DTYPES.items()}
 CPU_FLAGS = pathlib.Path("/proc/cpuinfo").read_text()
 ISAS = ["x86-64-v3"] + ["x86-64-v4"] * all(
