@@ -5,9 +5,16 @@ import itertools
 import numpy as np
 import pytest
 
-from tests.runtime.test_kernels import KernelError, bits, libraries, model, models, normal, rng
+from tests.runtime.kernels.driver import KernelError
 
-__all__ = ["libraries", "model", "models", "rng"]  # fixtures
+
+def normal(rng, *shape):
+    return rng.standard_normal(shape, dtype=np.float32)
+
+
+def bits(array):
+    return array.tobytes()
+
 
 SHAPES = [
     # query heads, kv heads, key size, value size, window, softcap, sinks
