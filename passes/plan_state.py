@@ -11,6 +11,8 @@ from specc.ir.graphs import copy_graph, state_name
 from specc.passes.base import Pass, PassResult, promise, same
 from specc.passes.tabulate_positions import tables
 
+KV_CACHE_DTYPES = ("auto", "f32", "f16", "bf16")
+
 
 def _enough(what: str, found: int, least: int, option: str) -> None:
     if found < least:
@@ -27,15 +29,18 @@ class PlanState(Pass):
     Before: state $target.k.0: f32[3, S, 64] (target kv_cache)
     After:  state $target.k.0: f32[3, 2048, 64] (target kv_cache, zone target)
 
-    A cache holds `max_num_seqs` texts one after the other: text s has the rows from s * 2048 on.
-    Zones: `target` and `drafter` hold caches, `taps` hidden states. A verify of K drafts writes K rows
-    beyond the committed length; the engine never lets them pass S, so S rows are enough.
+    A cache holds `max_num_seqs` texts one after the other: text s has the rows from s * 2048 on. It is
+    of type `kv_cache_dtype`: writing rounds to it, attention widens it. Zones: `target` and `drafter`
+    hold caches, `taps` hidden states. A verify of K drafts writes K rows beyond the committed length;
+    the engine never lets them pass S, so S rows are enough.
     """
 
     name: ClassVar[str] = "plan-state"
 
     max_model_len: int = 2048
     max_num_seqs: int = 1
+    kv_cache_dtype: str = "auto"
+    """Of caches: f32, f16, bf16, or auto: f16 where matrices are quantised, else as keys are computed."""
 
     def requires(self, program: SpeculativeProgram) -> None:
         limit = program.model.max_position
@@ -50,6 +55,11 @@ class PlanState(Pass):
             raise PassError(
                 "SPECC-E0353", f"caches for {self.max_num_seqs} texts cannot be planned",
                 expected="1 or more", cure="correct --max-num-seqs",
+            )  # fmt: skip
+        if self.kv_cache_dtype not in KV_CACHE_DTYPES:
+            raise PassError(
+                "SPECC-E0353", f"caches of {self.kv_cache_dtype} cannot be planned",
+                expected=", ".join(KV_CACHE_DTYPES), cure="correct --kv-cache-dtype",
             )  # fmt: skip
         positions = program.max_model_len or self.max_model_len
         held = positions * (program.max_num_seqs or self.max_num_seqs)
@@ -73,8 +83,14 @@ class PlanState(Pass):
         if program.max_model_len:
             same("max_model_len", program.max_model_len, self.max_model_len)
             same("max_num_seqs", program.max_num_seqs, self.max_num_seqs)
+            caches = [b.type for b in program.state.values() if b.kind is StateKind.KV_CACHE]
+            found, wanted = ({str(t.dtype) for t in types} for types in (
+                caches, [self._cached(t, _quantised(program)) for t in caches]
+            ))  # fmt: skip
+            same("kv_cache_dtype", found, wanted)
             return PassResult(program, modified=False)
-        state = {name: self._planned(buffer) for name, buffer in program.state.items()}
+        quantised = _quantised(program)
+        state = {name: self._planned(b, quantised) for name, b in program.state.items()}
         functions = {}
         for name, function in program.functions.items():
             graph, _ = copy_graph(function.graph)
@@ -82,7 +98,7 @@ class PlanState(Pass):
                 if (buffer := state_name(node)) is not None:
                     node.meta["type"] = state[buffer].type
             for node in (n for n in graph.nodes if n.op == "placeholder"):
-                node.meta["type"] = self._sized(node.meta["type"])
+                node.meta["type"] = self._sized(node.meta["type"], quantised)
             functions[name] = Function(name, function.role, graph, function.outputs)
         rewritten = replace(
             program, state=state, functions=functions, max_model_len=self.max_model_len,
@@ -100,14 +116,29 @@ class PlanState(Pass):
                 wanted = program.max_model_len * program.max_num_seqs
                 promise(held == wanted, f"${buffer.name} holds {held} positions")
 
-    def _planned(self, buffer: StateBuffer) -> StateBuffer:
+    def _planned(self, buffer: StateBuffer, quantised: bool) -> StateBuffer:
         zone = (
             "taps"
             if buffer.kind is StateKind.HIDDEN_STATES
             else ("target" if buffer.owner is Owner.TARGET else "drafter")
         )
-        return replace(buffer, type=self._sized(buffer.type), zone=zone)
+        return replace(buffer, type=self._sized(buffer.type, quantised), zone=zone)
 
-    def _sized(self, type_: TensorType) -> TensorType:
+    def _sized(self, type_: TensorType, quantised: bool) -> TensorType:
+        """Only caches have S rows, and leaves get them as inputs."""
+        if "S" not in type_.shape:
+            return type_
         held = self.max_model_len * self.max_num_seqs
-        return TensorType(type_.dtype, tuple(held if d == "S" else d for d in type_.shape))
+        cached = self._cached(type_, quantised)
+        return TensorType(cached.dtype, tuple(held if d == "S" else d for d in type_.shape))
+
+    def _cached(self, type_: TensorType, quantised: bool) -> TensorType:
+        chosen = self.kv_cache_dtype
+        if chosen == "auto":
+            chosen = "f16" if quantised else type_.dtype
+        return TensorType(chosen, type_.shape)
+
+
+def _quantised(program: SpeculativeProgram) -> bool:
+    packings = (weight.packing for weight in program.weights.values())
+    return any(p is not None and p.encoding.quantised for p in packings)

@@ -105,7 +105,7 @@ WAITING: dict[str, str] = {
     "B36": "batches and load: issue 5 (switching K each round is exact: runtime/cpp/session_test.cpp)",
     "B40": "published heads: issue 4",
     "B42": "a server that runs for hours: issue 5",
-    "B52": "quantised caches: issue 3",
+    "B52": "caches of 8 bits or fewer: issue 3 (f16 and bf16 are here: --kv-cache-dtype)",
     "B84": "more than one GPU: issue 6",
     "B86": "loading from memory: issue 5",
     "B90": "memory while compiling, measured in a group of limited memory: issue 8 (the peak is printed now)",

@@ -39,6 +39,7 @@ SELF = [
     (OutlineLayers(), OutlineLayers("draft."), "outline-layers", "ngram"),
     (PlanState(16), PlanState(12), "plan-state", "ngram"),
     (PlanState(16), PlanState(16, 2), "plan-state", "ngram"),
+    (PlanState(16), PlanState(16, kv_cache_dtype="f16"), "plan-state", "ngram"),
     (PruneLayers((0,)), PruneLayers((1,)), "prune-layers", "layerskip"),
     (TabulatePositions(16), TabulatePositions(12), "tabulate-positions", "ngram"),
     (TapHiddenStates((1,), 8), TapHiddenStates((1,), 9), "tap-hidden-states", "eagle:adaptive"),

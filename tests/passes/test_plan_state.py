@@ -2,7 +2,8 @@ from dataclasses import replace
 
 from expecttest import assert_expected_inline
 
-from specc.ir import TensorType, Weight
+from specc.ir import Encoding, TensorType, Weight, check
+from specc.ir.encodings import Packing
 from specc.passes.plan_state import PlanState
 from tests.passes import toy
 
@@ -38,6 +39,31 @@ def test_caches_hold_several_texts() -> None:
     assert toy.refusal(PlanState(16, 0), program) == (
         "SPECC-E0353 plan-state: caches for 0 texts cannot be planned"
     )
+
+
+def test_caches_of_another_type() -> None:
+    program = toy.after("build-accept", method="eagle:adaptive")
+    for dtype in ("f16", "bf16"):
+        toy.assert_twice_is_once(PlanState(16, kv_cache_dtype=dtype), program)
+        rewritten = PlanState(16, kv_cache_dtype=dtype)(program).program
+        check(rewritten)
+        types = {b.name: b.type.dtype for b in rewritten.state.values()}
+        assert (types["target.k.0"], types["target.v.1"], types["tap.1"]) == (dtype, dtype, "f32")
+    assert toy.refusal(PlanState(16, kv_cache_dtype="f8"), program) == (
+        "SPECC-E0353 plan-state: caches of f8 cannot be planned"
+    )
+
+
+def test_caches_of_quantised_models_are_halves() -> None:
+    program = toy.after("build-accept")
+    name, weight = next((n, w) for n, w in program.weights.items() if n.startswith("w"))
+    packed = replace(weight, packing=Packing(Encoding.parse("q8g32"), 4, 4))
+    store = program.weights.replaced({name: packed})
+    for dtype, quantised in (("f16", True), ("f32", False)):
+        chosen = replace(program, weights=store) if quantised else program
+        rewritten = PlanState(16)(chosen).program
+        assert {b.type.dtype for b in rewritten.state.values()} == {dtype}
+        assert not PlanState(16)(rewritten).modified
 
 
 def test_no_open_size_is_left() -> None:

@@ -46,7 +46,7 @@ def pipeline_for(request: CompileRequest, imported: ImportedModel, progress: Pro
     assert request.max_model_len is not None
     shape = Shape(
         tuple(sorted({0, *request.num_speculative_tokens})), request.max_model_len, request.prefill_chunk,
-        weights=_weights(request), draft_ids=_draft_ids(request, imported),
+        kv_cache_dtype=request.kv_cache_dtype, weights=_weights(request), draft_ids=_draft_ids(request, imported),
     )  # fmt: skip
     return _PIPELINES[request.method](request, imported, shape, progress)
 

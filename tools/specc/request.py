@@ -15,6 +15,7 @@ from specc.trained import TRAINED
 METHODS = ("none", "ngram", "suffix", "draft_model", "layerskip", "eagle:adaptive", *TRAINED)
 AUTO = "auto"
 ISAS = {"avx2": "x86-64-v3", "avx512": "x86-64-v4"}
+KV_CACHE_DTYPES = ("auto", "f32", "f16", "bf16")
 QUANTS = (
     "none", "int8", "int4", "keep", "bf16", "q8", "q8g32", "q4g32", "q4g64", "q4g128", "q4mg32", "q4mg64", "q4mg128",
 )  # fmt: skip
@@ -42,6 +43,7 @@ class CompileRequest:
     isa: str = "native"
     quant: str = "none"
     quant_rounding: str = "nearest"
+    kv_cache_dtype: str = "auto"
     max_model_len: int | None = None
     prefill_chunk: int = 64
     calibration: Path | None = None
@@ -96,6 +98,7 @@ def check_request(request: CompileRequest) -> None:
     flags.one_of("--isa", request.isa, ("native", *ISAS))
     flags.one_of("--quant", request.quant, QUANTS)
     flags.one_of("--quant-rounding", request.quant_rounding, ROUNDINGS)
+    flags.one_of("--kv-cache-dtype", request.kv_cache_dtype, KV_CACHE_DTYPES)
     if request.device != "cpu":
         raise UsageError(
             "SPECC-E0113", f"--device {request.device} is not built yet", expected="--device cpu",

@@ -43,6 +43,7 @@ def main(
     isa: Annotated[Isa, _GROUPED["target"]] = "native",
     quant: Annotated[str, _GROUPED["target"]] = "none",
     quant_rounding: Annotated[str, _GROUPED["target"]] = "nearest",
+    kv_cache_dtype: Annotated[str, _GROUPED["target"]] = "auto",
     max_model_len: Annotated[int | None, _GROUPED["target"]] = None,
     prefill_chunk: Annotated[int, _GROUPED["target"]] = 64,
     artifact: Annotated[Path, Parameter(name=["--output", "-o"], group=_OUTPUT)],
@@ -75,6 +76,7 @@ def main(
         quant: Weights' form: none is float32; int8; int4 (embedding and head in 8 bits); keep, a GGUF's own blocks
             of Q4_0, Q4_1 or Q8_0; bf16; or an encoding such as q4g64 or q4mg128.
         quant_rounding: nearest, or mse: scales of least squared error.
+        kv_cache_dtype: f32, f16 or bf16; auto is f16 where weights are quantised, else f32.
         max_model_len: Most tokens of a text; left out, it follows from the model.
         prefill_chunk: Prompt tokens of one call, 1 to 512.
         artifact: Directory to write. Nothing is left there if compiling fails.
@@ -86,7 +88,8 @@ def main(
         model, method=method, drafter=drafter, num_speculative_tokens=num_speculative_tokens,
         draft_layers=draft_layers, depths=depths, draft_vocab_size=draft_vocab_size, drafter_options=drafter_options,
         calibration=calibration, device=device, backend=backend, isa=isa, quant=quant,
-        quant_rounding=quant_rounding, max_model_len=max_model_len, prefill_chunk=prefill_chunk,
+        quant_rounding=quant_rounding, kv_cache_dtype=kv_cache_dtype, max_model_len=max_model_len,
+        prefill_chunk=prefill_chunk,
         output=artifact, force=force,
     )  # fmt: skip
     check_output(request)
@@ -125,6 +128,7 @@ def request_of(
     isa: Isa,
     quant: str,
     quant_rounding: str,
+    kv_cache_dtype: str,
     max_model_len: int | None,
     prefill_chunk: int,
     output: Path,
@@ -133,7 +137,7 @@ def request_of(
     """The request, or a UsageError."""
     request = CompileRequest(
         model=model, method=method, drafter=drafter, device=device, backend=backend, isa=isa,
-        quant=quant, quant_rounding=quant_rounding, max_model_len=max_model_len,
+        quant=quant, quant_rounding=quant_rounding, kv_cache_dtype=kv_cache_dtype, max_model_len=max_model_len,
         prefill_chunk=prefill_chunk, output=output, calibration=calibration, force=force,
         draft_vocab_size=draft_vocab_size,
         num_speculative_tokens=_draft_lengths(num_speculative_tokens),

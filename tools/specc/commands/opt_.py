@@ -89,7 +89,8 @@ def main(
         model, method=method, drafter=drafter, num_speculative_tokens=num_speculative_tokens,
         draft_layers=draft_layers, depths=depths, drafter_options=drafter_options,
         calibration=calibration, device="cpu", backend="inductor", isa="native",
-        quant=quant, quant_rounding=quant_rounding, draft_vocab_size=draft_vocab_size,
+        quant=quant, quant_rounding=quant_rounding, kv_cache_dtype="auto",
+        draft_vocab_size=draft_vocab_size,
         max_model_len=max_model_len, prefill_chunk=prefill_chunk, output=Path("unused"),
         force=False,
     )  # fmt: skip
