@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import openai
@@ -25,9 +25,14 @@ class Server:
     url: str
     model: str
     slots: int
+    clients: list[openai.OpenAI] = field(default_factory=list)
 
     def client(self, key: str = "none") -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=60)
+        """A client of its own, closed with the server."""
+        url = f"{self.url}/v1"
+        made = openai.OpenAI(base_url=url, api_key=key, max_retries=0, timeout=60)
+        self.clients.append(made)
+        return made
 
 
 @contextmanager
@@ -40,14 +45,20 @@ def running(artifact: Path, *flags: object) -> Iterator[Server]:
     try:
         assert process.stdout is not None
         told = json.loads(process.stdout.readline())
-        yield Server(process, told["url"], told["model"], told["slots"])
+        server = Server(process, told["url"], told["model"], told["slots"])
+        try:
+            yield server
+        finally:
+            for client in server.clients:
+                client.close()
     finally:
         process.kill()
         process.communicate()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def artifact(tiny_artifact: Path) -> Iterator[Artifact]:
+    """Closed after each file: while it is open, others cannot choose its threads."""
     with Artifact.load(tiny_artifact) as opened:
         yield opened
 
