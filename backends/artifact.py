@@ -79,6 +79,8 @@ def write_artifact(
             "kind": contract.kind,
             "state": str(contract.state),
             "lag": contract.lag,
+            "extend": contract.extend,
+            "min_length": contract.min_length,
             "host_drafter": contract.host_drafter,
             "depths": list(contract.depths),
             "layers": list(contract.layers),

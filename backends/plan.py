@@ -94,6 +94,16 @@ BUILT_INS: dict[Any, tuple[str, int]] = {
 """Operation -> entry of the runtime, and how many of its arguments are values (the rest are attributes)."""
 
 
+def plans_of(program: SpeculativeProgram) -> dict[str, Plan]:
+    """The functions that a runtime calls: prefill, verify, rounds, and what extends the drafter."""
+    return {
+        name: plan_of(program, function)
+        for name, function in program.functions.items()
+        if function.role in (Role.PREFILL, Role.VERIFY, Role.ROUND)
+        or name == program.contract.extend
+    }
+
+
 def plan_of(program: SpeculativeProgram, function: Function) -> Plan:
     """Flatten `function`. Raises BackendError for an operation that is neither a leaf nor built in."""
     planner = _Planner(program)

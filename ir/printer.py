@@ -71,6 +71,7 @@ def _drafter(contract: Contract) -> str:
     parts += ["on the host"] if contract.host else []
     parts += ["with own state"] if contract.state is DraftState.OWN else []
     parts += [f"lag={contract.lag}"] if contract.lag else []
+    parts += [f"extend={contract.extend}"] if contract.extend else []
     for name in ("layers", "depths", "taps"):
         if values := getattr(contract, name):
             parts.append(f"{name}={list(values)}")

@@ -16,6 +16,14 @@ PREFILL_INPUTS = {
 }
 """T prompt tokens, their positions in the text, and where in the caches they go."""
 
+EXTEND_INPUTS = {
+    "next_tokens": TensorType("i64", ("T",)),
+    "positions": TensorType("i64", ("T",)),
+    "rows": TensorType("i64", ("T",)),
+}
+"""T committed positions that a drafter is extended over, the last that before the root: the token after each, the
+positions, and where in the caches they go. A round with drafts may declare these too."""
+
 _ONE = TensorType("i64", (1,))
 _ROUND = {
     "root": _ONE,  # x[n]

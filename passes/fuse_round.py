@@ -13,7 +13,7 @@ from specc.ir import Role, Round, SpeculativeProgram, TensorType
 from specc.ir.dialect import ops
 from specc.ir.graphs import Builder
 from specc.ir.program import Function
-from specc.ir.round_inputs import round_inputs
+from specc.ir.round_inputs import EXTEND_INPUTS, round_inputs
 from specc.passes.base import Pass, PassResult, need, promise
 
 aten = torch.ops.aten
@@ -34,7 +34,9 @@ class FuseRound(Pass):
         3. accept_K
 
     `previous`, where a round takes it, is the token before the root; at length 0 there is none, and it
-    is the root. Commit is the host's: it adds accepted + 1 to the length. A drafter chooses by the same rule and
+    is the root. A drafter that reads the target's features is first extended over what was committed since
+    it last was: `next_tokens` and `positions`, T rows of which the last is that before the root.
+    Commit is the host's: it adds accepted + 1 to the length. A drafter chooses by the same rule and
     noise as the target, so that it agrees as often as it can.
     """
 
@@ -44,7 +46,7 @@ class FuseRound(Pass):
         need("accept_0" in program.functions, "there is no accept", "build-accept")
         drafts = any(f.role is Role.DRAFT for f in program.functions.values())
         silent = program.contract.num_speculative_tokens == (0,)
-        attach = "prune-layers, attach-draft-model or attach-adapter"
+        attach = "prune-layers, or the attach- pass of the drafter"
         need(program.contract.host or drafts or silent, "nothing drafts", attach)
 
     def call(self, program: SpeculativeProgram) -> PassResult:
@@ -97,6 +99,8 @@ class _Round:
             return [self._input("drafts")]
         if self.depth:
             return self._adaptive()
+        if f"propose_{self.k}" in self.program.functions:
+            return [self._proposed(self.program.functions[f"propose_{self.k}"])]
         previous = None
         if "draft_first" in self.program.functions:
             previous = self._input("previous")
@@ -114,6 +118,13 @@ class _Round:
             token = self._choose(token, logits, at)
             drafts.append(token)
         return drafts
+
+    def _proposed(self, propose: Function) -> fx.Node:
+        """The drafter's own function; inputs that every round has are the round's, others become its own."""
+        given = (self.root, self.length, self.first_row, self.temperature, self.seed)
+        known = {n.name: n for n in given}
+        args = [known.get(n.name) or self._input(n.name) for n in propose.inputs]
+        return self.builder.call(propose, args)[0]
 
     def _adaptive(self) -> list[fx.Node]:
         tap = f"tap.{self.program.model.num_layers - self.depth}"
@@ -152,4 +163,4 @@ class _Round:
         graph = self.builder.graph
         placeholders = [n for n in graph.nodes if n.op == "placeholder"]
         with graph.inserting_after(placeholders[-1]) if placeholders else nullcontext():
-            return self.builder.input(name, round_inputs(self.k)[name])
+            return self.builder.input(name, (EXTEND_INPUTS | round_inputs(self.k))[name])

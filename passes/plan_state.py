@@ -111,7 +111,7 @@ class PlanState(Pass):
             all(b.zone and b.bytes > 0 for b in program.state.values()), "a buffer has no place"
         )
         for buffer in program.state.values():
-            if buffer.kind is StateKind.KV_CACHE:
+            if buffer.kind is not StateKind.HIDDEN_STATES:
                 held = buffer.type.shape[1]
                 wanted = program.max_model_len * program.max_num_seqs
                 promise(held == wanted, f"${buffer.name} holds {held} positions")

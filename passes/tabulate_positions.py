@@ -123,7 +123,7 @@ def tables(program: SpeculativeProgram) -> dict[str, int]:
     return {
         name: int(weight.type.shape[0])
         for name, weight in program.weights.items()
-        if re.fullmatch(r"(draft\.)?table\.\d+", name)
+        if re.fullmatch(r"(draft\.)?table\.(\d+|cos|sin)", name)
     }
 
 

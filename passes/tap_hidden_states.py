@@ -61,7 +61,7 @@ class TapHiddenStates(Pass):
         buffers = []
         for part in parts_of(program):
             index = part.layer if part.part == "layer" else program.model.num_layers
-            if part.part == "embed" or index not in wanted:
+            if part.part not in ("layer", "head") or index not in wanted:
                 continue
             stream = part.node.args[0]
             width = type_of(stream).shape[-1]  # type: ignore[arg-type]

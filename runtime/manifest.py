@@ -62,13 +62,17 @@ class Model:
 class Drafter:
     """Who drafts.
 
-    `state`: through whose caches, one of STATES. `lag`: rows a round feeds it again. `host_drafter`:
-    the runtime's code that drafts, if any does. `options`: what that code reads.
+    `state`: through whose caches, one of STATES. `lag`: rows a round feeds it again. `extend`: the
+    function that fills its own state, where prefill does not. `min_length`: positions before the
+    first that it drafts after. `host_drafter`: the runtime's code that drafts, if any does.
+    `options`: what that code reads.
     """
 
     kind: str
     state: str
     lag: int = 0
+    extend: str | None = None
+    min_length: int = 0
     host_drafter: str | None = None
     depths: tuple[int, ...] = ()
     layers: tuple[int, ...] = ()
@@ -326,6 +330,10 @@ def _drafter(at: Field) -> Drafter:
         raise damaged(named.path, f"{', '.join(HOST_DRAFTERS)} or null", named.string())
     if named.value is not None and state.string() != "none":
         raise damaged(named.path, "null, as the drafter has state", named.string())
+    extend, minimum = at.get("extend"), at.get("min_length")
+    least = 0 if minimum.value is None else minimum.integer(0, 1)
+    if extend.value is not None and (state.string() != "own" or not least):
+        raise damaged(extend.path, "null, or state own and min_length 1", extend.string())
     depths = at.get("depths").integers(1, 1024, default=())
     if list(depths) != sorted(set(depths)):
         raise damaged(f"{at.path}.depths", "an ascending list", str(list(depths)))
@@ -333,6 +341,8 @@ def _drafter(at: Field) -> Drafter:
         kind=at["kind"].string(),
         state=state.string(),
         lag=at["lag"].integer(0, 1 if state.string() == "own" else 0),
+        extend=None if extend.value is None else extend.string(),
+        min_length=least,
         host_drafter=None if named.value is None else named.string(),
         depths=depths,
         layers=at.get("layers").integers(0, 1 << 20, default=()),

@@ -15,7 +15,7 @@ from specc.backends.base import Device, Lowered, Progress
 from specc.backends.inductor import leaves
 from specc.backends.inductor.phases import pack_weights, unpacked
 from specc.backends.inductor.toolchain import Toolchain
-from specc.backends.plan import plan_of
+from specc.backends.plan import plans_of
 from specc.cache import Pieces
 from specc.errors import BackendError
 from specc.ir import Function, Role, SpeculativeProgram
@@ -68,13 +68,8 @@ class InductorBackend:
         chain.link(model_objects, into / "model.so", exports="specc_model_entry")
         chain.link(engine_objects, into / "lib/libspecc.so", exports="specc_*")
         shutil.copy(sources.INCLUDE / "specc.h", into / "include/specc.h")
-        called = {
-            name: plan_of(packed, f)
-            for name, f in packed.functions.items()
-            if f.role in (Role.PREFILL, Role.VERIFY, Role.ROUND)
-        }
         return Lowered(
-            ("model.so", "lib/libspecc.so", "include/specc.h"), called, packed.weights,
+            ("model.so", "lib/libspecc.so", "include/specc.h"), plans_of(packed), packed.weights,
             {"torch": torch.__version__, "compiler": chain.version},
         )  # fmt: skip
 

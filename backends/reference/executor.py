@@ -84,6 +84,7 @@ class ReferenceArtifact:
         E0604 where a logit that decides is NaN.
         """
         model, lengths = self.manifest.model, self.manifest.num_speculative_tokens
+        drafter = self.manifest.drafter
         _check_option("num_speculative_tokens", num_speculative_tokens, lengths)
         if num_speculative_tokens or depth:
             _check_option("draft_depth", depth, self.manifest.drafter.depths or (0,))
@@ -94,12 +95,18 @@ class ReferenceArtifact:
         }
         tokens = list(prompt)
         row = self._prefill(tokens[:-1], state)
+        extended = 0  # positions of the drafter's own state that are right, and the token after each known to it
         made = 0
         while made < max_tokens and len(tokens) < model.max_model_len:
             room = model.max_model_len - len(tokens)
-            k = max(k for k in lengths if k <= min(num_speculative_tokens, room))
+            wanted = num_speculative_tokens if len(tokens) > drafter.min_length else 0
+            k = max(k for k in lengths if k <= min(wanted, room))
             name = self.manifest.round(k, depth).function
-            chosen, accepted = self._round(name, tokens, row, temperature, seed, state)
+            pairs = {}
+            if k and drafter.extend is not None:
+                pairs = self._extend(drafter.extend, tokens, extended, state)
+                extended = len(tokens) - 1
+            chosen, accepted = self._round(name, tokens, row, temperature, seed, state, pairs)
             if accepted < 0:
                 raise RequestError("SPECC-E0604", "a logit is NaN", cure="report the model")
             row = accepted
@@ -120,9 +127,19 @@ class ReferenceArtifact:
             row = len(part) - 1
         return row
 
+    def _extend(
+        self, function: str, tokens: list[int], begin: int, state: dict[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """Extend the drafter over the committed tokens but for one chunk: inputs for the round to do that."""
+        chunk, end = self.manifest.model.prefill_chunk, len(tokens) - 1
+        while end - begin > chunk:
+            self.run(function, _pairs(tokens, begin, begin + chunk), state)
+            begin += chunk
+        return _pairs(tokens, min(begin, end - 1), end)
+
     def _round(
         self, name: str, tokens: list[int], row: int, temperature: float, seed: int,
-        state: dict[str, Tensor],
+        state: dict[str, Tensor], pairs: dict[str, Tensor],
     ) -> tuple[list[int], int]:  # fmt: skip
         length = len(tokens) - 1
         known = {
@@ -133,10 +150,17 @@ class ReferenceArtifact:
             "tap_row": torch.tensor([row]),
             "temperature": torch.tensor([temperature], dtype=torch.float64),
             "seed": torch.tensor([seed]),
+            **pairs,
         }
         inputs = {v.name: known[v.name] for v in self._plans[name].inputs}
         chosen, accepted = self.run(name, inputs, state)
         return chosen.tolist(), int(accepted)
+
+
+def _pairs(tokens: list[int], begin: int, end: int) -> dict[str, Tensor]:
+    """Positions begin to end - 1, and the token after each."""
+    at = torch.arange(begin, end)
+    return {"next_tokens": torch.tensor(tokens[begin + 1 : end + 1]), "positions": at, "rows": at}
 
 
 def _check_option(name: str, value: int, choices: Sequence[int]) -> None:

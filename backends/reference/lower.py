@@ -10,7 +10,7 @@ import torch
 
 from specc.backends.base import Device, Lowered, Progress
 from specc.backends.exported_leaf import export_leaf
-from specc.backends.plan import plan_of
+from specc.backends.plan import plans_of
 from specc.errors import BackendError
 from specc.ir import Function, Role, SpeculativeProgram
 
@@ -40,12 +40,9 @@ class ReferenceBackend:
                 if function.role is Role.LEAF:
                     files.append(f"{FOLDER}/{function.name}.pt2")
                     _export(function, into / files[-1])
-        plans = {
-            name: plan_of(program, f)
-            for name, f in program.functions.items()
-            if f.role in (Role.PREFILL, Role.VERIFY, Role.ROUND)
-        }
-        return Lowered(tuple(files), plans, program.weights, {"torch": torch.__version__})
+        return Lowered(
+            tuple(files), plans_of(program), program.weights, {"torch": torch.__version__}
+        )
 
 
 def _export(function: Function, path: Path) -> None:

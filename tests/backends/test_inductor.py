@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from specc.passes import pipelines
 from specc.passes.canonicalise import Canonicalise
 from specc.runtime import Artifact
 from tests.conftest import compiled
+from tests.passes import knowing_drafters
 
 PROMPT = [7, 21, 40, 7, 21, 99, 150, 7, 21]
 NEW = 40
@@ -207,3 +209,35 @@ def test_a_leaf_that_fails_is_a_coded_error(tiny_artifact: Path, tmp_path: Path)
         for _ in range(2):
             with pytest.raises(RequestError, match="SPECC-E0609"):
                 engine.generate([900_000_000, 5], max_tokens=3)
+
+
+@pytest.mark.parametrize("method", ["eagle3", "medusa"])
+def test_a_trained_drafter_is_believed_as_far_as_it_knows(method: str, tmp_path: Path) -> None:
+    """Whatever K was, the engine has extended the drafter: accepted lengths are the scripted ones."""
+    wrong = {3, 4, 11, 20, 21, 26, 30}
+    knowing_drafters.target().save_pretrained(tmp_path / "model")
+    drafter = knowing_drafters.MAKERS[method](tmp_path / "drafter", wrong)
+    path = compiled(
+        tmp_path / "model",
+        tmp_path / f"{method}.specc",
+        method,
+        drafter=str(drafter),
+        prefill_chunk=4,
+    )
+    text = [9]
+    while len(text) < 60:
+        text.append(knowing_drafters.NEXT[text[-1]])
+    with Artifact.load(path) as engine, engine.session() as session:
+        session.configure(ignore_eos=True, max_tokens=100)
+        session.append(text[:11])
+        made, k_of = 11, cycle([4, 0, 0, 2, 4, 4, 0, 0, 0, 0, 0, 0, 2])
+        while made < 48:
+            k = next(k_of)
+            session.set("num_speculative_tokens", k)
+            right = [t not in wrong or t == 0 for t in text[made : made + k]]
+            length = [*right, False].index(False) + 1
+            before = session.stat("accepted_tokens")
+            got = [session.next() for _ in range(length)]
+            assert got == text[made : made + length]
+            assert session.stat("accepted_tokens") - before == length - 1
+            made += length

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from specc.ir import TensorType
-from specc.ir.round_inputs import PREFILL_INPUTS, round_inputs
+from specc.ir.round_inputs import EXTEND_INPUTS, PREFILL_INPUTS, round_inputs
 
 RUNTIME = Path(__file__).parents[2] / "runtime"
 DIMS = {"kRows": "T", "kDrafts": 7}
@@ -20,6 +20,7 @@ def _table(name: str) -> dict[str, TensorType]:
 
 def test_the_engine_has_the_same_table() -> None:
     assert _table("kPrefillInputs") == PREFILL_INPUTS
+    assert _table("kExtendInputs") == EXTEND_INPUTS
     assert _table("kRoundInputs") == round_inputs(7)
 
 
@@ -28,5 +29,7 @@ def test_the_readme_tells_of_each() -> None:
     for name, type_ in round_inputs(7).items():
         dims = "K" if name == "drafts" else "1"
         assert f"`{name}` {type_.dtype}[{dims}]" in text
+    pairs = ", ".join(f"{name} {type_}" for name, type_ in EXTEND_INPUTS.items())
+    assert f"`extend({pairs})`" in text
     prompt = ", ".join(f"{name} {type_}" for name, type_ in PREFILL_INPUTS.items())
     assert f"`prefill({prompt})`" in text

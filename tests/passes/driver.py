@@ -17,12 +17,14 @@ Drafts = Callable[[Sequence[int], int], Sequence[int]]
 def generate(
     program: SpeculativeProgram, prompt: Sequence[int], count: int, ks: Iterable[int], *,
     depth: int = 0, heat: float = 0.0, seed: int = 0, drafts: Drafts = lambda x, k: [0] * k,
-    chunk: int = 0, first_row: int = 0,
+    chunk: int = 0, first_row: int = 0, drafted: list[tuple[list[int], list[int]]] | None = None,
 ) -> tuple[list[int], list[tuple[int, int]]]:  # fmt: skip
     """`count` new tokens, and (K, accepted) of every round. `ks` is K of each round, repeated.
 
     The text lies in the caches from `first_row` on. State is NaN where nothing was written, and every
-    cache row but those of the text so far is NaN again before each round.
+    cache row that is not right (another text's, at or beyond the length, or what a drafter has not been
+    extended over) is NaN again before each round. The text before each round with drafts, and the
+    drafts, are added to `drafted`.
     """
     state = fresh_state(program)
     for buffer in state.values():
@@ -35,25 +37,50 @@ def generate(
         inputs = text_inputs(program, "prefill", torch.tensor(part), at, first_row)
         evaluate(program, "prefill", inputs, state)
         tap = len(part) - 1
-    rounds, k_of = [], cycle(ks)
+    rounds, k_of, paired = [], cycle(ks), 0
     while len(x) < len(prompt) + count:
-        k = next(k_of)
+        k = next(k_of) if n >= program.contract.min_length else 0
         for buffer in program.state.values():
-            if buffer.kind is StateKind.KV_CACHE:
+            lags = program.contract.extend and buffer.name.startswith("drafter.")
+            if buffer.kind is not StateKind.HIDDEN_STATES:
                 state[buffer.name][:, :first_row] = torch.nan
-                state[buffer.name][:, first_row + n :] = torch.nan
+                state[buffer.name][:, first_row + (paired if lags else n) :] = torch.nan
+        if k and program.contract.extend:
+            while n - paired > step:
+                pairs = _pairs(x, paired, paired + step, first_row)
+                evaluate(program, program.contract.extend, list(pairs.values()), state)
+                paired += step
+            paired = min(paired, n - 1)
         name = f"round_{k}_d{depth}" if depth and k else f"round_{k}"
         values = {
             "root": [x[-1]], "length": [n], "seed": [seed], "previous": [x[max(n - 1, 0)]],
             "tap_row": [tap], "first_row": [first_row], "drafts": list(drafts(x, k)),
         }  # fmt: skip
         inputs = {key: torch.tensor(value) for key, value in values.items()}
+        inputs |= _pairs(x, paired, n, first_row)
         inputs["temperature"] = torch.tensor([heat], dtype=torch.float64)
+        if k and drafted is not None:
+            propose = program.functions[f"propose_{k}"]
+            copies = {key: value.clone() for key, value in state.items()}
+            args = [inputs[i.name] for i in propose.inputs]
+            (proposed,) = evaluate(program, propose.name, args, copies)
+            drafted.append((list(x), proposed.tolist()))
         function = program.functions[name]
         tokens, accepted = evaluate(program, name, [inputs[i.name] for i in function.inputs], state)
         a = int(accepted)
         assert a >= 0, "a logit that counts is NaN"
         rounds.append((k, a))
+        paired = n if k else paired
         x += tokens[: a + 1].tolist()
         n, tap = n + a + 1, a
     return x[len(prompt) : len(prompt) + count], rounds
+
+
+def _pairs(x: Sequence[int], begin: int, end: int, first_row: int) -> dict[str, torch.Tensor]:
+    """Positions begin to end - 1, and the token after each."""
+    at = torch.arange(begin, end)
+    return {
+        "next_tokens": torch.tensor(x[begin + 1 : end + 1]),
+        "positions": at,
+        "rows": at + first_row,
+    }

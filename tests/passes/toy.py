@@ -22,6 +22,18 @@ from specc.ir import (
 from specc.ir.dialect import ops
 from specc.ir.evaluate import State, evaluate, fresh_state, text_inputs
 from specc.ir.graphs import Builder
+from specc.ir.importers.drafters import (
+    Attention,
+    DrafterCheckpoint,
+    DrafterSpec,
+    Fuse,
+    Kind,
+    Layer,
+    Medusa,
+    Mlp,
+    Recycle,
+    Rope,
+)  # fmt: skip
 from specc.ir.infer import infer_types
 from specc.ir.printer import function_lines
 from specc.passes import Pass, pipelines
@@ -102,8 +114,43 @@ def after(
         "layerskip": lambda: pipelines.layerskip(SHAPE, (0,)),
         "draft_model": lambda: pipelines.draft_model(SHAPE, drafter()),
         "eagle:adaptive": lambda: pipelines.eagle_adaptive(SHAPE, 2, adapters(1)),
+        "eagle3": lambda: pipelines.trained(SHAPE, Kind.EAGLE3, checkpoint(Kind.EAGLE3)),
+        "medusa": lambda: pipelines.trained(SHAPE, Kind.MEDUSA, checkpoint(Kind.MEDUSA)),
     }[method]()
     return pipeline.until(name)(program)
+
+
+def checkpoint(kind: Kind, vocab: int = VOCAB) -> DrafterCheckpoint:
+    """A trained drafter for `decoder()`: EAGLE-3 on the taps 0 and 2 with one layer, or two Medusa heads."""
+    draw = torch.Generator().manual_seed(3)
+    shapes = {
+        "lm_head": (vocab, HIDDEN),
+        "embed_tokens": (VOCAB, HIDDEN),
+        "fc": (HIDDEN, 2 * HIDDEN),
+        "norm": (HIDDEN,),
+    }
+    layer = "layers.0."
+    shapes |= {layer + f"self_attn.{n}_proj": (HIDDEN, 2 * HIDDEN) for n in "qkv"}
+    shapes |= {
+        layer + n: (HIDDEN, HIDDEN)
+        for n in ("self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+    }
+    shapes |= {
+        layer + n: (HIDDEN,) for n in ("input_layernorm", "hidden_norm", "post_attention_layernorm")
+    }
+    shapes |= {f"heads.{i}.{n}": (HIDDEN, HIDDEN) for i in (0, 1) for n in ("blocks.0",)}
+    shapes |= {f"heads.{i}.lm_head": (VOCAB, HIDDEN) for i in (0, 1)}
+    tensors = {f"{n}.weight": torch.randn(s, generator=draw) for n, s in shapes.items()}
+    tensors["rope.inv_freq"] = torch.tensor([1.0, 0.1])
+    tensors["d2t"] = torch.arange(vocab) + (VOCAB - vocab)
+    spec = DrafterSpec(
+        kind, "toy", HIDDEN, HIDDEN, 2, VOCAB, vocab, (2,) if kind is Kind.MEDUSA else (0, 1),
+        Fuse(fc=kind is not Kind.MEDUSA),
+        (Layer(Attention(1, 1, HIDDEN, 2 * HIDDEN), Mlp(4, "silu"), hidden_norm=True),),
+        Rope(10.0, "default", HIDDEN), recycle=Recycle.PRE_NORM,
+        medusa=Medusa(2, 1) if kind is Kind.MEDUSA else None,
+    )  # fmt: skip
+    return DrafterCheckpoint(spec, WeightStore({n: Weight.of(t) for n, t in tensors.items()}))
 
 
 def drafter(seed: int = 0, layers: int = 1, vocab: int = VOCAB) -> SpeculativeProgram:

@@ -59,7 +59,7 @@ def build(shared_folder: Path) -> Path:
         if not (folder / "done").exists():
             folder.mkdir()
             compile_all(folder)
-            for kind in ("ngram", "suffix", "none", "eos", "tap", "model"):
+            for kind in ("ngram", "suffix", "none", "eos", "tap", "model", "pairs"):
                 write_artifact(folder / "artifacts" / kind, manifest_of(kind), folder / "model.so")
             (folder / "done").touch()
     return folder
@@ -104,6 +104,10 @@ def round_function(kind: str, k: int, depth: int = 0) -> Json:
             call("specc.row", "s:taps %tap_row", "tap"),
             call("tap_draft", "%tap %previous %root %length s:text w:salt", "drafts", k, depth),
         ]
+    elif k > 0 and kind == "pairs":
+        inputs = [*inputs, *(value(name, "T") for name in ("next_tokens", "positions", "rows"))]
+        pairs = "%next_tokens %positions s:text s:draft_text %length w:salt"
+        plan += [call("pair_draft", pairs, "drafts", k)]
     elif k > 0 and kind == "model":
         plan += [call("draft", "%previous %root %length s:draft_text w:salt", "drafts", k)]
     elif k > 0:
@@ -134,6 +138,13 @@ def functions(kind: str, depths: list[int]) -> Json:
         call("draft_write", "%tokens %rows s:draft_text"),
     ]
     result: Json = {"prefill": {"inputs": prompt, "outputs": [], "plan": prefill}}
+    if kind == "pairs":
+        prefill.pop()
+        result["fill pairs"] = {
+            "inputs": [value(name, "T") for name in ("next_tokens", "positions", "rows")],
+            "outputs": [],
+            "plan": [call("extend", "%next_tokens %positions s:text s:draft_text")],
+        }
     for k in LENGTHS:
         verify = [call("lm", "%tokens %positions s:text w:salt", "hidden logits")]
         result[f"verify_{k}"] = {
@@ -172,7 +183,7 @@ def rounds(depths: list[int]) -> list[Json]:
 
 def manifest_of(kind: str) -> Json:
     depths = [2, 3] if kind == "tap" else []
-    states = {"tap": "target", "model": "own"}
+    states = {"tap": "target", "model": "own", "pairs": "own"}
     return {
         "schema_version": 1,
         "abi": 1,
@@ -190,6 +201,8 @@ def manifest_of(kind: str) -> Json:
             "kind": f"a drafter called {kind}",  # the engine does not care
             "state": states.get(kind, "none"),
             "lag": int(kind == "model"),
+            "extend": "fill pairs" if kind == "pairs" else None,
+            "min_length": int(kind == "pairs"),
             "host_drafter": kind if kind in ("ngram", "suffix") else None,
             "depths": depths,
             "options": {},
@@ -305,6 +318,8 @@ DAMAGE = [
     ("E0502", put("drafter/state", "shared")),
     ("E0502", put("drafter/state", ...)),
     ("E0502", put("drafter/lag", 1)),
+    ("E0502", put("drafter/extend", "prefill")),
+    ("E0502", put("drafter/min_length", 2)),
     ("E0502", put("drafter/lag", ...)),
     ("E0502", put("drafter/options/prompt_lookup_max", 0)),
     ("E0502", put("drafter/depths", [3, 2])),

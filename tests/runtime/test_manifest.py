@@ -44,6 +44,8 @@ REFUSED_BY_SHAPE: list[tuple[str, object]] = [
     ("num_speculative_tokens", []),
     ("drafter.state", "shared"),
     ("drafter.lag", 1),
+    ("drafter.extend", "prefill"),
+    ("drafter.min_length", 2),
     ("drafter.lag", 2),
     ("drafter.host_drafter", "eagle"),
     ("drafter.options", []),

@@ -13,6 +13,7 @@ from specc.errors import PassError
 from specc.ir import SpeculativeProgram
 from specc.ir.evaluate import evaluate
 from specc.ir.graphs import copy_graph
+from specc.ir.importers.drafters import Kind
 from specc.ir.program import Function
 from specc.passes import Pass, PassResult, Pipeline, pipelines
 from tests.passes import toy
@@ -71,6 +72,8 @@ METHODS: dict[str, Callable[[], Pipeline]] = {
     "layerskip": lambda: pipelines.layerskip(toy.SHAPE, (0,)),
     "draft_model": lambda: pipelines.draft_model(toy.SHAPE, toy.drafter()),
     "eagle:adaptive": lambda: pipelines.eagle_adaptive(toy.SHAPE, 2, toy.adapters(1)),
+    "eagle3": lambda: pipelines.trained(toy.SHAPE, Kind.EAGLE3, toy.checkpoint(Kind.EAGLE3)),
+    "medusa": lambda: pipelines.trained(toy.SHAPE, Kind.MEDUSA, toy.checkpoint(Kind.MEDUSA)),
 }
 
 

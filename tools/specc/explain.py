@@ -11,8 +11,10 @@ from typing import cast
 
 from specc.errors import UsageError
 from specc.ir import SpeculativeProgram
+from specc.ir.importers.drafters import DrafterCheckpoint, Kind
 from specc.passes import Pass, Pipeline, pipelines
 from specc.passes.quantise_weights import QuantiseWeights
+from specc.trained import TRAINED
 
 LONGEST_DIFF = 60
 
@@ -31,6 +33,8 @@ def pipeline_of(method: str, *, every: bool = False) -> Pipeline:
         return pipelines.layerskip(shape, ())
     if method == "eagle:adaptive":
         return pipelines.eagle_adaptive(shape, 0, {})
+    if method in TRAINED and Kind(method) in pipelines.TRAINED:
+        return pipelines.trained(shape, Kind(method), cast(DrafterCheckpoint, None))
     return pipelines.host(method, shape, {})
 
 

@@ -159,10 +159,12 @@ def _trained(
             )  # fmt: skip
         shape = replace(shape, num_speculative_tokens=tuple(sorted({*kept, spec.most_drafts})))
         why += (f"K is at most {spec.most_drafts}: the drafter gives no more at once",)
-    raise ModelError(
-        "SPECC-E0237", f"drafting with a {spec.kind} checkpoint is not built yet", where=str(request.drafter),
-        found=why[0], cure=f"use --method {trained.WITHOUT} meanwhile",
-    )  # fmt: skip
+    if spec.kind not in pipelines.TRAINED:
+        raise ModelError(
+            "SPECC-E0237", f"drafting with a {spec.kind} checkpoint is not built yet", where=str(request.drafter),
+            found=why[0], cure=f"use --method {trained.WITHOUT} meanwhile",
+        )  # fmt: skip
+    return Choice(pipelines.trained(shape, spec.kind, checkpoint), why)
 
 
 def _layerskip(

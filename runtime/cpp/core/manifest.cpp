@@ -117,6 +117,12 @@ DrafterSpec read_drafter(const JsonCursor& field) {
   drafter.state = read_draft_state(field.at("state"));
   // A round has one input for tokens before the root, `previous`; caches that are not the drafter's own never lag.
   drafter.lag = field.at("lag").integer(0, drafter.state == DraftState::kOwn ? 1 : 0);
+  if (const auto name = field.find("extend")) {
+    drafter.extend = name->string();
+    if (drafter.state != DraftState::kOwn) name->fail("a drafter without state of its own has nothing to extend");
+  }
+  if (const auto least = field.find("min_length")) drafter.min_length = least->integer(0, 1);
+  if (!drafter.extend.empty() && drafter.min_length == 0) field.fail("a drafter that is extended needs a min_length");
   if (const auto name = field.find("host_drafter")) {
     drafter.host_drafter = name->string();
     if (!drafter.on_host()) name->fail("a drafter on the host has no state");

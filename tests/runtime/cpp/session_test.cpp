@@ -44,7 +44,7 @@ Client::Drafter oracle(const Settings& settings, std::function<size_t()> right) 
 }
 
 void every_artifact(const std::string& folder) {
-  for (const std::string kind : {"ngram", "suffix", "none", "tap", "model"}) {
+  for (const std::string kind : {"ngram", "suffix", "none", "tap", "model", "pairs"}) {
     const Artifact artifact(folder + "/" + kind);
     Client client(artifact);
     for (const int64_t k : kLengths) {
@@ -115,7 +115,7 @@ void eos_inside_blocks(const std::string& folder) {
 
 // The state is that of a fresh run: drafters that lean on it stay exact, and so does the text.
 void turns(const std::string& folder) {
-  for (const std::string kind : {"ngram", "tap", "model"}) {
+  for (const std::string kind : {"ngram", "tap", "model", "pairs"}) {
     const Artifact artifact(folder + "/" + kind);
     for (const int64_t k : kLengths) {
       for (size_t read = 0; read <= 7; ++read) {
@@ -153,7 +153,7 @@ void turns(const std::string& folder) {
 }
 
 void lengths_changing_every_round(const std::string& folder) {
-  for (const std::string kind : {"ngram", "tap", "model"}) {
+  for (const std::string kind : {"ngram", "tap", "model", "pairs"}) {
     const Artifact artifact(folder + "/" + kind);
     Client client(artifact);
     Settings settings;
@@ -167,14 +167,14 @@ void lengths_changing_every_round(const std::string& folder) {
       tokens = joined(tokens, client.generate(1));
     }
     CHECK_NOTE(tokens == plain(prompt_of(7), settings, kMaxLen).tokens, kind);
-    if (kind == "model") CHECK_EQ(client.stat("accepted_tokens"), client.stat("draft_tokens"));
+    if (kind == "model" || kind == "pairs") CHECK_EQ(client.stat("accepted_tokens"), client.stat("draft_tokens"));
   }
 }
 
 // Rounds without drafts leave a separate draft model behind; whatever happens meanwhile, it is brought up before it
 // drafts.
-void draft_model_left_behind(const std::string& folder) {
-  const Artifact artifact(folder + "/model");
+void draft_model_left_behind(const std::string& folder, const std::string& kind) {
+  const Artifact artifact(folder + "/" + kind);
   Client client(artifact);
   Settings off, on;
   off.k = 0;
@@ -219,7 +219,7 @@ void many_sessions(const std::string& folder) {
 }
 
 void a_round_allocates_nothing(const std::string& folder) {
-  for (const std::string kind : {"ngram", "suffix", "tap", "model"}) {
+  for (const std::string kind : {"ngram", "suffix", "tap", "model", "pairs"}) {
     const Artifact artifact(folder + "/" + kind);
     for (const int64_t k : kLengths) {
       Client client(artifact);
@@ -248,7 +248,8 @@ void session_test(const std::string& folder) {
   eos_inside_blocks(folder);
   turns(folder);
   lengths_changing_every_round(folder);
-  draft_model_left_behind(folder);
+  draft_model_left_behind(folder, "model");
+  draft_model_left_behind(folder, "pairs");
   many_sessions(folder);
   a_round_allocates_nothing(folder);
 }

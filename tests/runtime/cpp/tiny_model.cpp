@@ -180,6 +180,27 @@ void draft(specc_tensor** in, specc_tensor** out, const int64_t* attrs) {
 
 void draft_write(specc_tensor** in, specc_tensor**, const int64_t*) { write_text(in[0], in[1], in[2]); }
 
+// next tokens, positions, target's text, paired text -> (none). Pair i holds the target's token i and the one after it.
+void extend(specc_tensor** in, specc_tensor**, const int64_t*) {
+  for (int64_t r = 0; r < in[0]->shape[0]; ++r) {
+    const int64_t position = ints(in[1])[r];
+    if (position < 0 || position + 1 >= in[3]->shape[0]) throw Failure{"pair outside of the state"};
+    ints(in[3])[position] = ints(in[2])[position];
+    ints(in[3])[position + 1] = ints(in[0])[r];
+  }
+}
+
+// next tokens, positions, target's text, paired text, length, salt -> drafts. attrs: K. Extends, then drafts from its
+// own text alone. What stands there beyond the root is then of no use: even accepted drafts must be extended over.
+void pair_draft(specc_tensor** in, specc_tensor** out, const int64_t* attrs) {
+  const int64_t n = ints(in[4])[0], rows = in[0]->shape[0];
+  if (rows < 1 || ints(in[1])[rows - 1] != n - 1) throw Failure{"the last pair is not that before the root"};
+  extend(in, out, attrs);
+  out[0] = new_ints(attrs[0]);
+  draft_steps(ints(in[3]), in[3]->shape[0], n, attrs[0], ints(in[5])[0], ints(out[0]));
+  for (int64_t j = 1; j < attrs[0]; ++j) ints(in[3])[n + j] = -1;
+}
+
 // tap [1, 2], previous, root, length, target's text, salt -> drafts. attrs: K, depth. Refuses another row than that of
 // n-1, and drafts in the target's own state, as layer-pruned drafters do. At depth 2 the second draft is wrong.
 void tap_draft(specc_tensor** in, specc_tensor** out, const int64_t* attrs) {
@@ -209,6 +230,8 @@ constexpr Entry kEntries[] = {
     {"lm", lm, 4, 2, 0},
     {"draft", draft, 5, 1, 1},
     {"draft_write", draft_write, 3, 0, 0},
+    {"extend", extend, 4, 0, 0},
+    {"pair_draft", pair_draft, 6, 1, 1},
     {"tap_draft", tap_draft, 6, 1, 2},
     {"broken", broken, 0, 1, 0},
 };

@@ -11,6 +11,11 @@ const std::vector<InputSpec> kPrefillInputs = {
     {"positions", SPECC_I64, kRows},
     {"rows", SPECC_I64, kRows},
 };
+const std::vector<InputSpec> kExtendInputs = {
+    {"next_tokens", SPECC_I64, kRows},
+    {"positions", SPECC_I64, kRows},
+    {"rows", SPECC_I64, kRows},
+};
 const std::vector<InputSpec> kRoundInputs = {
     {"root", SPECC_I64, 1},      {"previous", SPECC_I64, 1}, {"length", SPECC_I64, 1},
     {"first_row", SPECC_I64, 1}, {"tap_row", SPECC_I64, 1},  {"temperature", SPECC_F64, 1},
@@ -33,7 +38,7 @@ Inputs::~Inputs() {
   }
 }
 
-void Inputs::bind(const Plan& plan) {
+void Inputs::bind(const Plan& plan, size_t usual_rows) {
   Bound& bound = bound_[&plan];
   for (const auto& input : plan.inputs) {
     bound.has_rows |= std::find(input.shape.begin(), input.shape.end(), kRows) != input.shape.end();
@@ -41,6 +46,7 @@ void Inputs::bind(const Plan& plan) {
   bound.by_rows.resize(bound.has_rows ? tokens.size() + 1 : 1);
   const Turn turn(library_.turn());
   if (!bound.has_rows) views(plan, 0);
+  for (size_t rows = 1; bound.has_rows && rows <= std::min(usual_rows, tokens.size()); ++rows) views(plan, rows);
 }
 
 specc_tensor* const* Inputs::views(const Plan& plan, size_t rows) {
@@ -65,7 +71,7 @@ void Inputs::make(const Plan& plan, size_t rows, Views& views) {
 
 // The names are those of the tables above, which RoundTable has checked.
 void* Inputs::buffer(const std::string& name) {
-  if (name == "tokens") return tokens.data();
+  if (name == "tokens" || name == "next_tokens") return tokens.data();
   if (name == "positions") return positions.data();
   if (name == "rows") return rows.data();
   if (name == "drafts") return drafts.data();

@@ -19,7 +19,7 @@ struct InputSpec {
   int32_t dtype;
   int64_t rows;  // a number, kRows or kDrafts
 };
-extern const std::vector<InputSpec> kPrefillInputs, kRoundInputs;
+extern const std::vector<InputSpec> kPrefillInputs, kExtendInputs, kRoundInputs;
 
 class Inputs {
  public:
@@ -31,11 +31,11 @@ class Inputs {
   // Filled in by the session before it runs a function.
   int64_t root = 0, previous = 0, length = 0, first_row = 0, tap_row = 0, seed = 0;
   double temperature = 0;
-  std::vector<int64_t> tokens, positions, rows;  // prefill
+  std::vector<int64_t> tokens, positions, rows;  // prefill, extension (whose tokens are called next_tokens)
   std::vector<int64_t> drafts;                   // host drafters
 
-  // Prepares a plan whose inputs are named as above.
-  void bind(const Plan& plan);
+  // Prepares a plan whose inputs are named as above, and its views for up to `usual_rows` rows.
+  void bind(const Plan& plan, size_t usual_rows = 0);
   // Views for `rows` rows (any number, if the plan has no "T": those are made by bind). Made at the first call for a
   // number of rows; the caller holds the library's turn.
   specc_tensor* const* views(const Plan& plan, size_t rows);

@@ -55,6 +55,7 @@ size_t Session::choose_length() {
   // Drafts beyond the request's cap would be thrown away: take the shortest length that still reaches it.
   const size_t wanted = room_in_request() - 1;
   while (index > 0 && static_cast<size_t>(lengths[index - 1]) >= wanted) --index;
+  if (root_position() < static_cast<size_t>(artifact_->manifest().drafter.min_length)) return 0;
   // Verification writes state at n .. n+K, which must exist.
   const size_t room = max_len_ - 1 - root_position();
   return std::min(index, largest_within(lengths, room));
@@ -83,6 +84,8 @@ size_t Session::propose(size_t k) {
 bool Session::ready_for(const Round& round) {
   const size_t n = root_position();
   if (!catch_up(std::min(written_, n))) return false;
+  // The round itself extends the drafter over what is left, which is one chunk at most.
+  if (extends()) return !round.extends || extend(inputs_.tokens.size());
   // A round feeds the drafter the last `lag` tokens before the root again, so its own state may end that far behind.
   // Rounds without drafts leave it further behind.
   const auto lag = static_cast<size_t>(artifact_->manifest().drafter.lag);
@@ -101,10 +104,17 @@ size_t Session::execute(const Round& round) {
   inputs_.seed = options_.seed;
   inputs_.temperature = options_.temperature;
   taps_.rows = 0;  // overwritten by what follows, should it fail
+  size_t rows = 0;
+  if (round.extends) {
+    // The last row is always among them: drafts go on from it.
+    const size_t from = std::min(drafter_written_, n - 1);
+    rows = n - from;
+    fill_extension(from, rows);
+  }
 
   const Turn turn(artifact_->library().turn());
   const FrameGuard guard(frame_);
-  frame_.execute(*round.plan, inputs_.views(*round.plan, 0));
+  frame_.execute(*round.plan, inputs_.views(*round.plan, rows));
   const int64_t accepted = *frame_.integers(*round.plan, round.accepted_output, 1);
   if (accepted == -1) {
     throw Error(Code::NotANumber, "the model computed a NaN")
@@ -135,6 +145,8 @@ void Session::commit(const Round& round, size_t accepted) {
   const size_t rows = std::min(accepted, result.kept) + 1;
   if (artifact_->manifest().drafter.state != DraftState::kOwn) {
     drafter_written_ = n + rows;
+  } else if (round.extends) {
+    drafter_written_ = n;  // beyond it the drafter fed on its own features
   } else if (round.draft_length > 0) {
     drafter_written_ = n + std::min(rows, round.draft_length);  // the last draft was proposed, but not fed
   }

@@ -53,9 +53,12 @@ size_t require_output(const Plan& plan, const char* name, int64_t rows) {
   return static_cast<size_t>(index);
 }
 
-Round checked_round(const Plan& plan, size_t draft_length, bool host) {
-  check_inputs(plan, kRoundInputs, draft_length, host);
-  Round round{&plan, draft_length, 0, 0, plan.input("tap_row") >= 0};
+Round checked_round(const Plan& plan, size_t draft_length, const DrafterSpec& drafter) {
+  std::vector<InputSpec> known = kRoundInputs;
+  const bool extends = draft_length > 0 && !drafter.extend.empty();
+  if (extends) known.insert(known.end(), kExtendInputs.begin(), kExtendInputs.end());
+  check_inputs(plan, known, draft_length, drafter.on_host());
+  Round round{&plan, draft_length, 0, 0, plan.input("tap_row") >= 0, extends};
   round.tokens_output = require_output(plan, "tokens", static_cast<int64_t>(draft_length) + 1);
   round.accepted_output = require_output(plan, "accepted", 1);
   return round;
@@ -68,11 +71,15 @@ RoundTable::RoundTable(const Manifest& manifest, const std::vector<Plan>& plans)
   check_inputs(*prefill_, kPrefillInputs, 0, false);
   static const std::vector<int64_t> kNoDepths = {0};
   const DrafterSpec& drafter = manifest.drafter;
+  if (!drafter.extend.empty()) {
+    extend_ = &require_plan(plans, drafter.extend);
+    check_inputs(*extend_, kExtendInputs, 0, false);
+  }
   for (const int64_t length : manifest.draft_lengths) {
     std::vector<Round> by_depth;
     for (const int64_t depth : length == 0 || drafter.depths.empty() ? kNoDepths : drafter.depths) {
       const Plan& plan = require_plan(plans, require_round(manifest.rounds, length, depth).function);
-      by_depth.push_back(checked_round(plan, static_cast<size_t>(length), drafter.on_host()));
+      by_depth.push_back(checked_round(plan, static_cast<size_t>(length), drafter));
     }
     rounds_.push_back(std::move(by_depth));
   }

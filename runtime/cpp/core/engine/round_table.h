@@ -15,6 +15,7 @@ struct Round {
   size_t draft_length = 0;
   size_t tokens_output = 0, accepted_output = 0;
   bool reads_taps = false;
+  bool extends = false;  // over the committed tokens that the drafter's own state lacks
 };
 
 class RoundTable {
@@ -25,12 +26,14 @@ class RoundTable {
   RoundTable(const Manifest& manifest, const std::vector<Plan>& plans);
 
   const Plan& prefill() const { return *prefill_; }
+  const Plan* extend() const { return extend_; }  // null: prefill fills all state
   // length_index: into the manifest's num_speculative_tokens; depth_index: into drafter.depths (ignored without
   // depths).
   const Round& round(size_t length_index, size_t depth_index) const;
 
  private:
   const Plan* prefill_ = nullptr;
+  const Plan* extend_ = nullptr;
   std::vector<std::vector<Round>> rounds_;  // [length][depth], one depth where depth does not matter
 };
 

@@ -73,7 +73,8 @@ void check_inputs(const Plan& plan, const std::vector<std::vector<int64_t>>& inp
   }
   for (size_t i = 0; i < inputs.size(); ++i) {
     const ValueSpec& input = plan.inputs[i];
-    if (input.name == "tokens" || input.name == "root" || input.name == "previous" || input.name == "drafts") {
+    static const std::string kIds[] = {"tokens", "next_tokens", "root", "previous", "drafts"};
+    if (std::find(std::begin(kIds), std::end(kIds), input.name) != std::end(kIds)) {
       check_range(input, inputs[i], model.vocab_size);
     } else if (input.name == "positions") {
       check_range(input, inputs[i], model.max_model_len);

@@ -29,9 +29,10 @@ Session::Session(std::shared_ptr<Artifact> artifact)
   const Manifest& manifest = artifact_->manifest();
   options_.rules.eos = manifest.model.eos_token_ids;
   inputs_.bind(artifact_->rounds().prefill());
+  if (extends()) inputs_.bind(*artifact_->rounds().extend());
   for (size_t length = 0; length < manifest.draft_lengths.size(); ++length) {
     for (size_t depth = 0; depth < std::max<size_t>(1, manifest.drafter.depths.size()); ++depth) {
-      inputs_.bind(*artifact_->rounds().round(length, depth).plan);
+      inputs_.bind(*artifact_->rounds().round(length, depth).plan, round_tokens_.size());
     }
   }
   for (const auto& plan : artifact_->plans()) frame_.reserve(plan);
@@ -99,7 +100,7 @@ bool Session::append(const int64_t* ids, size_t count) {
     const size_t longest = committed_.size() + std::min(options_.max_tokens, room);
     committed_.reserve(std::min(longest, std::max(kMaxReserve, committed_.size())));
     if (drafter_ != nullptr) drafter_->reserve(longest);
-    if (!catch_up(std::min(written_, drafter_written_))) {
+    if (!catch_up(extends() ? written_ : std::min(written_, drafter_written_))) {
       undo();
       return false;
     }
@@ -129,7 +130,7 @@ void Session::keep(size_t count) {
   finish_ = Finish::kNone;
   turn_start_ = std::min(turn_start_, count);
   written_ = std::min(written_, count);
-  drafter_written_ = std::min(drafter_written_, count);
+  drafter_written_ = std::min(drafter_written_, extends() && count > 0 ? count - 1 : count);
   taps_.rows = count <= taps_.start ? 0 : std::min(taps_.rows, count - taps_.start);
   if (drafter_ != nullptr) drafter_->truncate(count);
 }
@@ -167,9 +168,38 @@ void Session::prefill_chunk(size_t from, size_t rows) {
   taps_ = {from, rows};
   // Rows that do not join on to what is right leave a gap before them, and count for nothing.
   if (from <= written_) written_ = std::max(written_, from + rows);
-  if (from <= drafter_written_) drafter_written_ = std::max(drafter_written_, from + rows);
+  if (from <= drafter_written_ && !extends()) drafter_written_ = std::max(drafter_written_, from + rows);
   stats_.prefill_tokens += rows;
   stats_.prefill_s += watch.seconds();
+}
+
+// What an extension is given: positions from `from`, and the committed token after each.
+void Session::fill_extension(size_t from, size_t rows) {
+  for (size_t row = 0; row < rows; ++row) {
+    inputs_.tokens[row] = committed_[from + row + 1];
+    inputs_.positions[row] = inputs_.rows[row] = static_cast<int64_t>(from + row);
+  }
+}
+
+// Extends the drafter's state over the committed tokens, chunk by chunk, until at most `most_left` positions before the
+// root are left. False if cancelled.
+bool Session::extend(size_t most_left) {
+  const Plan& plan = *artifact_->rounds().extend();
+  const size_t chunk = inputs_.tokens.size();
+  while (drafter_written_ + most_left < root_position()) {
+    if (take_cancel()) return false;
+    const Stopwatch watch;
+    const size_t rows = std::min(chunk, root_position() - drafter_written_);
+    fill_extension(drafter_written_, rows);
+    {
+      const Turn turn(artifact_->library().turn());
+      const FrameGuard guard(frame_);
+      frame_.execute(plan, inputs_.views(plan, rows));
+    }
+    drafter_written_ += rows;
+    stats_.prefill_s += watch.seconds();
+  }
+  return true;
 }
 
 Step Session::next(int64_t* token) {

@@ -67,6 +67,9 @@ class Session {
   void drop_unread();
   bool catch_up(size_t from);
   void prefill_chunk(size_t from, size_t rows);
+  bool extends() const { return artifact_->rounds().extend() != nullptr; }
+  void fill_extension(size_t from, size_t rows);
+  bool extend(size_t most_left);
 
   size_t lowest_row(const Plan& plan, const std::vector<std::vector<int64_t>>& inputs) const;
 
@@ -96,7 +99,7 @@ class Session {
   size_t unread_ = 0;           // committed tokens that next() has not returned yet
   size_t turn_start_ = 0;       // committed tokens when generation began
   size_t written_ = 0;          // the target's state is right for positions before this one
-  size_t drafter_written_ = 0;  // and the drafter's
+  size_t drafter_written_ = 0;  // and the drafter's; one that is extended also knows the token after each
   TapWindow taps_;
   Finish finish_ = Finish::kNone;
   size_t last_length_index_ = 0, last_depth_index_ = 0;

@@ -1,0 +1,244 @@
+"""Drafters of one or a few layers that read the target's features and feed on their own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import fx
+
+from specc.errors import PassError
+from specc.ir import DraftState, Role, SpeculativeProgram, TensorType, Weight
+from specc.ir.dialect import ops
+from specc.ir.graphs import Builder
+from specc.ir.importers.drafters.spec import DrafterCheckpoint, Kind, Recycle
+from specc.ir.program import Function
+from specc.ir.round_inputs import EXTEND_INPUTS
+from specc.passes.base import Pass, PassResult, need, promise, same
+from specc.passes.drafter_layers import LayerWriter, caches, refuse_unknown_layers, rope_tables
+from specc.passes.keep_features import FEATURES, PREFIX
+from specc.passes.leaf_writer import Leaf, LeafWriter, shared
+from specc.passes.propose import Proposal, proposals
+
+aten = torch.ops.aten
+KINDS = (Kind.EAGLE, Kind.EAGLE3, Kind.MTP)
+LAST = "constant.last"
+"""An index that specc.row takes for the last row of a call of any length."""
+
+
+@dataclass(frozen=True)
+class AttachEagle(Pass):
+    """Add a drafter that pairs the feature of position i with the token at i + 1: EAGLE-1, -2, -3 and MTP.
+
+    Before: target keeps $features
+    After:  the same, and, over the drafter's own caches,
+            extend(next_tokens[T], positions[T], rows[T]) -> ()
+            draft_first(next_tokens[T], positions[T], rows[T]) -> (logits[1, V], hidden[1, H]) of the last row
+            draft(tokens[1], positions[1], rows[1], hidden[1, H]) -> (logits[1, V], hidden[1, H])
+            propose_K(root, ..., next_tokens[T], positions[T], rows[T]) -> drafts[K]: the one, then the other
+
+    `extend` and `draft_first` read the target's features of `positions`; `next_tokens` are the tokens
+    one place later, which are always known. `draft` reads the hidden state of the step before in a
+    feature's place; the rows that it writes are written again by the next extension. A drafter with
+    fewer tokens than the target gives -inf to those that it does not have.
+    """
+
+    name: ClassVar[str] = "attach-eagle"
+
+    drafter: DrafterCheckpoint | None = None
+    num_speculative_tokens: tuple[int, ...] = (0, 2, 4)
+    max_model_len: int = 2048
+
+    def requires(self, program: SpeculativeProgram) -> None:
+        need(FEATURES in program.state, "the target keeps no features", "keep-features")
+        if self.drafter is None:
+            raise PassError("SPECC-E0354", "no drafter was given", cure="add --drafter DIR")
+        spec = self.drafter.spec
+        if spec.kind not in KINDS:
+            raise PassError(
+                "SPECC-E0367", f"a {spec.kind} drafter does not feed on its own features",
+                expected=", ".join(KINDS), cure="choose another drafter, or --method suffix",
+            )  # fmt: skip
+        refuse_unknown_layers(spec)
+
+    def call(self, program: SpeculativeProgram) -> PassResult:
+        assert self.drafter is not None
+        spec = self.drafter.spec
+        assert spec.rope is not None
+        weights = rope_tables(
+            spec.rope, self.drafter.weights["rope.inv_freq"].load(), self.max_model_len,
+            spec.position_shift,
+        )  # fmt: skip
+        weights[LAST] = Weight.of(torch.tensor([1 << 40]))
+        if spec.mapped:
+            weights[f"{PREFIX}t2d"] = t2d(self.drafter)
+        if "extend" in program.functions:
+            program.weights.added(weights)  # refuses other contents
+            same("K", proposals(program), [k for k in self.num_speculative_tokens if k])
+            return PassResult(program, modified=False)
+        program = replace(program, weights=program.weights.added(weights)).with_state(*caches(spec))
+        chain = _Chain(program, self.drafter)
+        contract = replace(program.contract, state=DraftState.OWN, extend="extend", min_length=1)
+        program = replace(chain.program, contract=contract).with_functions(*chain.functions())
+        functions = [_propose(program, k) for k in self.num_speculative_tokens if k]
+        return PassResult(program.with_functions(*functions), modified=True)
+
+    def ensures(self, program: SpeculativeProgram) -> None:
+        promise({"extend", "draft_first", "draft"} <= set(program.functions), "it cannot draft")
+
+
+def t2d(drafter: DrafterCheckpoint) -> Weight:
+    """The draft id of each of the target's ids i64[V]; Vd for those that have none."""
+    spec = drafter.spec
+    inverse = torch.full((spec.vocab_size,), spec.draft_vocab_size)
+    inverse[drafter.weights["d2t"].load()] = torch.arange(spec.draft_vocab_size)
+    return Weight.of(inverse)
+
+
+def read_features(program: SpeculativeProgram) -> Leaf:
+    """Leaf: rows i64[T] -> those rows of $features f32[T, ...]."""
+    writer = LeafWriter(program, f"{PREFIX}features", FEATURES)
+    rows = writer.value("rows", "i64", "T")
+    kept = writer.op(aten.select.int, writer.state(FEATURES), 0, 0)
+    return writer.end(writer.op(aten.index_select.default, kept, 0, rows), names=("features",))
+
+
+def write_head(writer: LeafWriter, mapped: bool, x: fx.Node) -> fx.Node:
+    """Logits [T, V] of what the head reads [T, H], by target id."""
+    logits = writer.linear(x, f"{PREFIX}lm_head")
+    if mapped:
+        # A lookup, not a scatter: it vectorises, and each row is written once.
+        none = writer.op(
+            aten.full_like.default, writer.op(aten.slice.Tensor, logits, -1, 0, 1), -torch.inf
+        )
+        logits = writer.op(
+            aten.index_select.default, writer.cat(logits, none), 1, writer.weight(f"{PREFIX}t2d")
+        )
+    return logits
+
+
+def _propose(program: SpeculativeProgram, k: int) -> Function:
+    proposal = Proposal(program, k, **EXTEND_INPUTS)
+    logits, hidden = proposal.call("draft_first", *proposal.inputs.values())
+    proposal.choose(logits)
+    for step in range(k - 1):
+        logits, hidden = proposal.call("draft", proposal.before, *proposal.place(step), hidden)
+        proposal.choose(logits)
+    return proposal.end()
+
+
+class _Chain:
+    """The leaves of one drafter, and the functions that call them."""
+
+    def __init__(self, program: SpeculativeProgram, drafter: DrafterCheckpoint) -> None:
+        self.program, self.spec = program, drafter.spec
+        self.features = read_features(program)
+        self.width = program.state[FEATURES].type.shape[-1]
+        self.enter = self._enter()
+        self.layers = shared([self._layer(j) for j in range(len(self.spec.layers))])
+        self.head = self._head()
+        leaves = (self.features, self.enter, *self.layers, self.head)
+        functions = {leaf.function.name: leaf.function for leaf in leaves}
+        self.program = program.with_functions(*functions.values())
+
+    def functions(self) -> list[Function]:
+        """extend, draft_first and draft."""
+        extend = Builder()
+        next_tokens, *place = self._inputs(extend, "next_tokens", "T")
+        (features,) = self.features.call(extend, self.program, place[1])
+        self._body(extend, next_tokens, place, features, None)
+        first = Builder()
+        next_tokens, *place = self._inputs(first, "next_tokens", "T")
+        (features,) = self.features.call(first, self.program, place[1])
+        x = self._body(first, next_tokens, place, features, None)
+        last = first.weight(LAST, self.program.weights[LAST].type)
+        one = TensorType("f32", (1, self.spec.hidden_size))
+        x = first.op(ops.row.default, x, last, type_=one)
+        first_results = self._scored(first, x)
+        step = Builder()
+        tokens, *place = self._inputs(step, "tokens", 1)
+        hidden = step.input("hidden", one)
+        x = self._body(step, tokens, place, hidden, 1)
+        step_results = self._scored(step, x)
+        names = ("logits", "hidden")
+        return [
+            Function("extend", Role.DRAFT, extend.output(), ()),
+            Function("draft_first", Role.DRAFT, first.output(*first_results), names),
+            Function("draft", Role.DRAFT, step.output(*step_results), names),
+        ]
+
+    @staticmethod
+    def _inputs(builder: Builder, tokens: str, rows: int | str) -> list[fx.Node]:
+        return [
+            builder.input(name, TensorType("i64", (rows,)))
+            for name in (tokens, "positions", "rows")
+        ]
+
+    def _body(
+        self,
+        builder: Builder,
+        tokens: fx.Node,
+        place: list[fx.Node],
+        features: fx.Node,
+        rows: int | None,
+    ) -> fx.Node:
+        """Everything before the head: what the last layer gives, [T, H]."""
+        read, *own = self.enter.call(builder, self.program, tokens, features, rows=rows)
+        x = own[0] if own else read if self.spec.fuse.tokens else features
+        (x,) = self.layers[0].call(builder, self.program, read, x, *place, rows=rows)
+        for layer in self.layers[1:]:
+            (x,) = layer.call(builder, self.program, x, *place, rows=rows)
+        return x
+
+    def _scored(self, builder: Builder, x: fx.Node) -> tuple[fx.Node, fx.Node]:
+        """Logits of x [1, H], and what the next step reads."""
+        logits, *normed = self.head.call(builder, self.program, x, rows=1)
+        return logits, normed[0] if normed else x
+
+    def _enter(self) -> Leaf:
+        """Tokens and features -> what the first layer's attention reads, and its residual if that is another."""
+        spec = self.spec
+        writer = LeafWriter(self.program, f"{PREFIX}enter", "embed")
+        tokens = writer.value("tokens", "i64", "T")
+        x = features = writer.value("features", "f32", "T", self.width)
+        embedding = writer.op(
+            aten.embedding.default, writer.weight(f"{PREFIX}embed_tokens.weight"), tokens
+        )
+        if spec.fuse.tokens:
+            pair = [embedding, x]
+            if spec.fuse.token_norms:
+                names = ("token_norm", "feature_norm")
+                pair = [
+                    writer.norm(part, PREFIX + n, spec.norm_eps)
+                    for part, n in zip(pair, names, strict=True)
+                ]
+            x = writer.linear(writer.cat(*pair), f"{PREFIX}fc")
+        read, residual = LayerWriter(writer, spec, 0).read(x, embedding)
+        if residual in (read, features):
+            return writer.end(read, names=("read",))
+        return writer.end(read, residual, names=("read", "x"))
+
+    def _layer(self, number: int) -> Leaf:
+        spec = self.spec
+        writer = LeafWriter(self.program, f"{PREFIX}layer.{number}", "layer", number)
+        write = LayerWriter(writer, spec, number)
+        read = writer.value("read", "f32", "T", write.attention.input_size) if number == 0 else None
+        x = writer.value("x", "f32", "T", spec.hidden_size)
+        positions = writer.value("positions", "i64", "T")
+        rows = writer.value("rows", "i64", "T")
+        if read is None:
+            read, x = write.read(x)
+        write.keys_and_values(read, positions, rows)
+        x = write.finish(write.attend(read, positions, (positions, rows)), x)
+        return writer.end(x, names=("x",))
+
+    def _head(self) -> Leaf:
+        spec = self.spec
+        writer = LeafWriter(self.program, f"{PREFIX}head", "head")
+        x = writer.value("x", "f32", "T", spec.hidden_size)
+        normed = writer.norm(x, f"{PREFIX}norm", spec.norm_eps) if spec.norm else x
+        logits = write_head(writer, spec.mapped, normed)
+        if normed is x or spec.recycle is Recycle.PRE_NORM:
+            return writer.end(logits, names=("logits",))
+        return writer.end(logits, normed, names=("logits", "hidden"))

@@ -1,0 +1,110 @@
+"""Checkpoints whose drafts can be foretold, in the true layouts, for a target that only counts in a circle.
+
+The target's layers add nothing: after token v it says NEXT[v], whatever came before. A drafter finds NEXT of a token
+(EAGLE-1, from the embedding of the last) or of a hidden state (EAGLE-3, Medusa), so it is right exactly if it was given
+the right row of features, the right token, and its own last state; `errors` are tokens in whose place it says 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from tests.ir.importers.drafters import synthetic
+
+VOCAB = 32
+NEXT = [(5 * v + 7) % VOCAB for v in range(VOCAB)]
+"""One circle through all tokens."""
+_SCALE = VOCAB**0.5
+"""What a norm makes of the one in a row of zeros."""
+
+
+def target() -> LlamaForCausalLM:
+    """The embedding of v is row v of the identity; the head leads on to NEXT[v]."""
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=VOCAB,
+            hidden_size=VOCAB,
+            intermediate_size=8,
+            num_hidden_layers=8,
+            num_attention_heads=1,
+            num_key_value_heads=1,
+            head_dim=8,
+            max_position_embeddings=64,
+            tie_word_embeddings=False,
+            attn_implementation="eager",
+        )
+    ).eval()
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight.zero_()
+            layer.mlp.down_proj.weight.zero_()
+        model.get_input_embeddings().weight.copy_(torch.eye(VOCAB))
+        model.get_output_embeddings().weight.copy_(_step(1))
+    return model
+
+
+def _step(times: int, errors: Collection[int] = ()) -> torch.Tensor:
+    """The matrix that takes row v of the identity to that of the token `times` steps on; no step ends in `errors`."""
+    matrix = torch.zeros(VOCAB, VOCAB)
+    for v in range(VOCAB):
+        to = v
+        for _ in range(times):
+            to = NEXT[to]
+        if to not in errors:
+            matrix[to, v] = 1
+    return matrix
+
+
+def eagle(folder: Path, errors: Collection[int]) -> Path:
+    synthetic.eagle1(folder, target())
+    tensors = _silent(load_file(folder / "model.safetensors"), "layers.0")
+    right = torch.eye(VOCAB) * torch.tensor([NEXT[v] not in errors for v in range(VOCAB)])
+    tensors["fc.weight"] = torch.cat([_SCALE * right, torch.zeros(VOCAB, VOCAB)], 1)
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+def eagle3(folder: Path, errors: Collection[int]) -> Path:
+    """Its MLP takes the feature one step on, and its head another."""
+    synthetic.eagle3(folder, target(), drafts=VOCAB)
+    tensors = _silent(load_file(folder / "model.safetensors"), "midlayer")
+    tensors["fc.weight"] = torch.cat([torch.eye(VOCAB) / 3] * 3, 1)
+    wide = torch.eye(tensors["midlayer.mlp.up_proj.weight"].shape[0], VOCAB)
+    gate = torch.nn.functional.silu(torch.tensor(_SCALE)) * _SCALE
+    tensors["midlayer.mlp.gate_proj.weight"], tensors["midlayer.mlp.up_proj.weight"] = (
+        wide,
+        wide.clone(),
+    )
+    tensors["midlayer.mlp.down_proj.weight"] = (_step(1) - torch.eye(VOCAB)) @ wide.T / gate
+    tensors["midlayer.post_attention_layernorm.weight"] = torch.ones(VOCAB)
+    tensors["norm.weight"] = torch.ones(VOCAB)
+    tensors["lm_head.weight"] = _step(1, errors)
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+def medusa(folder: Path, errors: Collection[int]) -> Path:
+    synthetic.medusa(folder, target(), heads=4)
+    tensors = load_file(folder / "model.safetensors")
+    for head in range(4):
+        tensors[f"{head}.0.linear.weight"].zero_()
+        tensors[f"{head}.0.linear.bias"].zero_()
+        tensors[f"{head}.1.weight"] = _step(head + 2, errors)
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+def _silent(tensors: dict[str, torch.Tensor], layer: str) -> dict[str, torch.Tensor]:
+    for name in ("self_attn.o_proj", "mlp.down_proj"):
+        tensors[f"{layer}.{name}.weight"].zero_()
+    return tensors
+
+
+MAKERS: dict[str, Callable[[Path, Collection[int]], Path]] = {
+    "eagle": eagle, "eagle3": eagle3, "medusa": medusa,
+}  # fmt: skip
