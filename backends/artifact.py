@@ -81,6 +81,7 @@ def write_artifact(
             "lag": contract.lag,
             "extend": contract.extend,
             "min_length": contract.min_length,
+            "draft_rows": contract.draft_rows,
             "host_drafter": contract.host_drafter,
             "depths": list(contract.depths),
             "layers": list(contract.layers),

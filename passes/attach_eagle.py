@@ -16,9 +16,15 @@ from specc.ir.importers.drafters.spec import DrafterCheckpoint, Kind, Recycle
 from specc.ir.program import Function
 from specc.ir.round_inputs import EXTEND_INPUTS
 from specc.passes.base import Pass, PassResult, need, promise, same
-from specc.passes.drafter_layers import LayerWriter, caches, refuse_unknown_layers, rope_tables
-from specc.passes.keep_features import FEATURES, PREFIX
-from specc.passes.leaf_writer import Leaf, LeafWriter, shared
+from specc.passes.drafter_layers import (
+    LayerWriter,
+    by_target_id,
+    caches,
+    drafter_weights,
+    refuse_unknown_layers,
+)
+from specc.passes.keep_features import FEATURES
+from specc.passes.leaf_writer import PREFIX, Leaf, LeafWriter, shared
 from specc.passes.propose import Proposal, proposals
 
 aten = torch.ops.aten
@@ -65,14 +71,8 @@ class AttachEagle(Pass):
     def call(self, program: SpeculativeProgram) -> PassResult:
         assert self.drafter is not None
         spec = self.drafter.spec
-        assert spec.rope is not None
-        weights = rope_tables(
-            spec.rope, self.drafter.weights["rope.inv_freq"].load(), self.max_model_len,
-            spec.position_shift,
-        )  # fmt: skip
+        weights = drafter_weights(self.drafter, self.max_model_len)
         weights[LAST] = Weight.of(torch.tensor([1 << 40]))
-        if spec.mapped:
-            weights[f"{PREFIX}t2d"] = t2d(self.drafter)
         if "extend" in program.functions:
             program.weights.added(weights)  # refuses other contents
             same("K", proposals(program), [k for k in self.num_speculative_tokens if k])
@@ -88,34 +88,12 @@ class AttachEagle(Pass):
         promise({"extend", "draft_first", "draft"} <= set(program.functions), "it cannot draft")
 
 
-def t2d(drafter: DrafterCheckpoint) -> Weight:
-    """The draft id of each of the target's ids i64[V]; Vd for those that have none."""
-    spec = drafter.spec
-    inverse = torch.full((spec.vocab_size,), spec.draft_vocab_size)
-    inverse[drafter.weights["d2t"].load()] = torch.arange(spec.draft_vocab_size)
-    return Weight.of(inverse)
-
-
 def read_features(program: SpeculativeProgram) -> Leaf:
     """Leaf: rows i64[T] -> those rows of $features f32[T, ...]."""
     writer = LeafWriter(program, f"{PREFIX}features", FEATURES)
     rows = writer.value("rows", "i64", "T")
     kept = writer.op(aten.select.int, writer.state(FEATURES), 0, 0)
     return writer.end(writer.op(aten.index_select.default, kept, 0, rows), names=("features",))
-
-
-def write_head(writer: LeafWriter, mapped: bool, x: fx.Node) -> fx.Node:
-    """Logits [T, V] of what the head reads [T, H], by target id."""
-    logits = writer.linear(x, f"{PREFIX}lm_head")
-    if mapped:
-        # A lookup, not a scatter: it vectorises, and each row is written once.
-        none = writer.op(
-            aten.full_like.default, writer.op(aten.slice.Tensor, logits, -1, 0, 1), -torch.inf
-        )
-        logits = writer.op(
-            aten.index_select.default, writer.cat(logits, none), 1, writer.weight(f"{PREFIX}t2d")
-        )
-    return logits
 
 
 def _propose(program: SpeculativeProgram, k: int) -> Function:
@@ -238,7 +216,7 @@ class _Chain:
         writer = LeafWriter(self.program, f"{PREFIX}head", "head")
         x = writer.value("x", "f32", "T", spec.hidden_size)
         normed = writer.norm(x, f"{PREFIX}norm", spec.norm_eps) if spec.norm else x
-        logits = write_head(writer, spec.mapped, normed)
+        logits = by_target_id(writer, spec.mapped, writer.linear(normed, f"{PREFIX}lm_head"))
         if normed is x or spec.recycle is Recycle.PRE_NORM:
             return writer.end(logits, names=("logits",))
         return writer.end(logits, normed, names=("logits", "hidden"))

@@ -13,8 +13,8 @@ from specc.ir.importers.drafters import DrafterCheckpoint, Kind, Medusa
 from specc.ir.program import Function
 from specc.passes.attach_eagle import read_features
 from specc.passes.base import Pass, PassResult, need, promise, same
-from specc.passes.keep_features import FEATURES, PREFIX
-from specc.passes.leaf_writer import Leaf, LeafWriter, shared
+from specc.passes.keep_features import FEATURES
+from specc.passes.leaf_writer import PREFIX, Leaf, LeafWriter, shared
 from specc.passes.propose import Proposal, proposals
 
 aten = torch.ops.aten

@@ -10,9 +10,8 @@ from torch import fx
 from specc.errors import PassError
 from specc.ir import Owner, StateBuffer, StateKind, TensorType, Weight
 from specc.ir.dialect import ops
-from specc.ir.importers.drafters.spec import Attention, DrafterSpec, Layer, Mlp, Rope
-from specc.passes.keep_features import PREFIX
-from specc.passes.leaf_writer import LeafWriter
+from specc.ir.importers.drafters import Attention, DrafterCheckpoint, DrafterSpec, Layer, Mlp, Rope
+from specc.passes.leaf_writer import PREFIX, LeafWriter
 
 aten = torch.ops.aten
 TABLE = f"{PREFIX}table"
@@ -55,7 +54,34 @@ def rope_tables(rope: Rope, inverse: torch.Tensor, rows: int, shift: int) -> dic
     }
 
 
-def caches(spec: DrafterSpec, extra: int = 0) -> list[StateBuffer]:
+def drafter_weights(drafter: DrafterCheckpoint, rows: int) -> dict[str, Weight]:
+    """What is computed from a checkpoint: rope tables of `rows` positions, and where draft ids are mapped, @draft.t2d.
+
+    That is the draft id of each of the target's ids, i64[V]; Vd for those that have none.
+    """
+    spec, weights = drafter.spec, {}
+    if spec.rope is not None:
+        inverse = drafter.weights["rope.inv_freq"].load()
+        weights = rope_tables(spec.rope, inverse, rows, spec.position_shift)
+    if spec.mapped:
+        ids = torch.full((spec.vocab_size,), spec.draft_vocab_size)
+        ids[drafter.weights["d2t"].load()] = torch.arange(spec.draft_vocab_size)
+        weights[f"{PREFIX}t2d"] = Weight.of(ids)
+    return weights
+
+
+def by_target_id(writer: LeafWriter, mapped: bool, logits: fx.Node) -> fx.Node:
+    """Logits [T, Vd] of draft ids -> [T, V] of the target's ids, -inf for those that have none."""
+    if not mapped:
+        return logits
+    # A lookup, not a scatter: it vectorises, and each row is written once.
+    one = writer.op(aten.slice.Tensor, logits, -1, 0, 1)
+    none = writer.op(aten.full_like.default, one, -torch.inf)
+    ids = writer.weight(f"{PREFIX}t2d")
+    return writer.op(aten.index_select.default, writer.cat(logits, none), 1, ids)
+
+
+def caches(spec: DrafterSpec) -> list[StateBuffer]:
     """Keys and values of every layer."""
     buffers = []
     for number, layer in enumerate(spec.layers):
@@ -101,13 +127,20 @@ class LayerWriter:
         writer.keep(f"drafter.k.{self.number}", writer.rotate(key, positions, TABLE), rows)
         writer.keep(f"drafter.v.{self.number}", value, rows)
 
-    def attend(self, x: fx.Node, positions: fx.Node, seen: tuple[fx.Node, fx.Node]) -> fx.Node:
+    def attend(
+        self,
+        x: fx.Node,
+        positions: fx.Node,
+        seen: tuple[fx.Node, fx.Node],
+        window: int | None = None,
+    ) -> fx.Node:
         """Attention of x [T, input] at `positions` -> [T, H].
 
-        `seen`: the positions and rows that cached_attention takes.
+        `seen`: the positions and rows that cached_attention takes; `window`: another than the layer's.
         """
         writer, attention = self.writer, self.attention
         width, heads = attention.head_dim, attention.heads
+        width_seen = attention.window if window is None else window
         query = writer.linear(x, f"{self.name}.self_attn.q_proj")
         gate = None
         if attention.gated:
@@ -121,7 +154,7 @@ class LayerWriter:
         query = writer.rotate(query, positions, TABLE)
         attended = writer.op(
             ops.cached_attention.default, query, writer.state(f"drafter.k.{self.number}"),
-            writer.state(f"drafter.v.{self.number}"), *seen, None, width**-0.5, attention.window, 0.0, None,
+            writer.state(f"drafter.v.{self.number}"), *seen, None, width**-0.5, width_seen, 0.0, None,
         )  # fmt: skip
         if gate is not None:
             attended = writer.op(aten.mul.Tensor, attended, writer.op(aten.sigmoid.default, gate))

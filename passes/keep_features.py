@@ -11,16 +11,15 @@ from torch import fx
 from specc.errors import PassError
 from specc.ir import Owner, Role, SpeculativeProgram, StateBuffer, StateKind, TensorType
 from specc.ir.graphs import Builder, backward_slice, copy_graph, results_of, type_of, weight_name
-from specc.ir.importers.drafters.spec import DrafterCheckpoint, DrafterSpec
+from specc.ir.importers.drafters import DrafterCheckpoint, DrafterSpec, Kind
 from specc.ir.program import Function
 from specc.passes.base import Pass, PassResult, need, promise
-from specc.passes.leaf_writer import LeafWriter
+from specc.passes.drafter_layers import LayerWriter, caches, drafter_weights
+from specc.passes.leaf_writer import PREFIX, LeafWriter
 from specc.passes.replay import Part, parts_of
 
 aten = torch.ops.aten
 FEATURES = "features"
-PREFIX = "draft."
-"""Begins the names of a drafter's weights and leaves."""
 
 
 @dataclass(frozen=True)
@@ -34,12 +33,14 @@ class KeepFeatures(Pass):
     They are kept like the rows of a cache: rounds without drafts leave no holes, and what
     is wrong after the committed length is written again before it is read. A drafter's fc, and the
     norms before and after it, run here once for each token of the text; only its own width is kept.
+    A drafter that fills blocks only attends to what it taps: its keys and values are kept instead.
     Tap L is the hidden state after the final norm, which is taken out of the head for it.
     """
 
     name: ClassVar[str] = "keep-features"
 
     drafter: DrafterCheckpoint | None = None
+    max_model_len: int = 2048
 
     def requires(self, program: SpeculativeProgram) -> None:
         parts = parts_of(program)
@@ -69,13 +70,17 @@ class KeepFeatures(Pass):
         if FEATURES in program.functions:
             return PassResult(program, modified=False)
         spec, parts = self.drafter.spec, parts_of(program)
+        blocks = spec.kind in (Kind.DFLASH, Kind.DSPARK)
+        if blocks:
+            known = known.added(drafter_weights(self.drafter, self.max_model_len))
         width = (
             spec.hidden_size if spec.fuse.fc and not spec.fuse.tokens else spec.target_hidden_size
         )
         buffer = StateBuffer(
             FEATURES, TensorType("f32", (1, "S", width)), StateKind.FEATURES, Owner.DRAFTER
         )
-        program = replace(program, weights=known).with_state(buffer)
+        buffers = caches(spec) if blocks else [buffer]
+        program = replace(program, weights=known).with_state(*buffers)
         writer = LeafWriter(program, FEATURES, FEATURES)
         streams = [_stream(parts, j) for j in spec.taps]
         width = spec.target_hidden_size
@@ -83,18 +88,29 @@ class KeepFeatures(Pass):
             writer.value(f"x_{j}", type_of(s).dtype, "T", width)
             for j, s in zip(spec.taps, streams, strict=True)
         ]
-        rows = writer.value("rows", "i64", "T")
+        where = [
+            writer.value(n, "i64", "T") for n in (("positions", "rows") if blocks else ("rows",))
+        ]
         fused = fuse(writer, spec, [
             _final_norm(writer, program, parts[-1], x) if j == program.model.num_layers else x
             for j, x in zip(spec.taps, values, strict=True)
         ])  # fmt: skip
-        writer.keep(FEATURES, writer.op(aten.unsqueeze.default, fused, 1), rows)
+        if blocks:
+            for number in range(len(spec.layers)):
+                LayerWriter(writer, spec, number).keys_and_values(fused, *where)
+        else:
+            writer.keep(FEATURES, writer.op(aten.unsqueeze.default, fused, 1), *where)
         leaf = writer.end(fused, names=("features",))
         program = program.with_functions(leaf.function)
         graph, copies = copy_graph(program.functions["target"].graph)
-        at = next(n for n in graph.nodes if n.op == "placeholder" and n.name == "rows")
+        inputs = {n.name: n for n in graph.nodes if n.op == "placeholder"}
         with graph.inserting_before(copies[parts[-1].node]):
-            leaf.call(Builder(graph), program, *(copies[s] for s in streams), at)
+            leaf.call(
+                Builder(graph),
+                program,
+                *(copies[s] for s in streams),
+                *(inputs[n.name] for n in where),
+            )
         target = Function("target", Role.TARGET, graph, program.functions["target"].outputs)
         contract = replace(program.contract, taps=spec.taps)
         return PassResult(replace(program.replacing(target), contract=contract), modified=True)

@@ -17,6 +17,8 @@ from specc.ir.printer import function_lines
 from specc.passes.replay import mark
 
 aten = torch.ops.aten
+PREFIX = "draft."
+"""Begins the names of a drafter's weights and leaves."""
 
 
 @dataclass(frozen=True)

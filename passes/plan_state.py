@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from torch import fx
+
 from specc.errors import PassError
 from specc.ir import Function, Owner, SpeculativeProgram, StateBuffer, StateKind, TensorType
 from specc.ir.graphs import copy_graph, state_name
@@ -91,14 +93,16 @@ class PlanState(Pass):
             return PassResult(program, modified=False)
         quantised = _quantised(program)
         state = {name: self._planned(b, quantised) for name, b in program.state.items()}
+        features = _features(program)
         functions = {}
         for name, function in program.functions.items():
-            graph, _ = copy_graph(function.graph)
+            graph, copies = copy_graph(function.graph)
             for node in graph.nodes:
                 if (buffer := state_name(node)) is not None:
                     node.meta["type"] = state[buffer].type
-            for node in (n for n in graph.nodes if n.op == "placeholder"):
-                node.meta["type"] = self._sized(node.meta["type"], quantised)
+            for node in function.inputs:
+                type_ = self._sized(node.meta["type"], quantised, node not in features)
+                copies[node].meta["type"] = type_
             functions[name] = Function(name, function.role, graph, function.outputs)
         rewritten = replace(
             program, state=state, functions=functions, max_model_len=self.max_model_len,
@@ -122,14 +126,15 @@ class PlanState(Pass):
             if buffer.kind is StateKind.HIDDEN_STATES
             else ("target" if buffer.owner is Owner.TARGET else "drafter")
         )
-        return replace(buffer, type=self._sized(buffer.type, quantised), zone=zone)
+        type_ = self._sized(buffer.type, quantised, buffer.kind is StateKind.KV_CACHE)
+        return replace(buffer, type=type_, zone=zone)
 
-    def _sized(self, type_: TensorType, quantised: bool) -> TensorType:
-        """Only caches have S rows, and leaves get them as inputs."""
+    def _sized(self, type_: TensorType, quantised: bool, cache: bool) -> TensorType:
+        """Only caches and features have S rows, and leaves get them as inputs."""
         if "S" not in type_.shape:
             return type_
         held = self.max_model_len * self.max_num_seqs
-        cached = self._cached(type_, quantised)
+        cached = self._cached(type_, quantised) if cache else type_
         return TensorType(cached.dtype, tuple(held if d == "S" else d for d in type_.shape))
 
     def _cached(self, type_: TensorType, quantised: bool) -> TensorType:
@@ -137,6 +142,18 @@ class PlanState(Pass):
         if chosen == "auto":
             chosen = "f16" if quantised else type_.dtype
         return TensorType(chosen, type_.shape)
+
+
+def _features(program: SpeculativeProgram) -> set[fx.Node]:
+    """Inputs of leaves that are a drafter's features: these are never rounded, as hidden states may exceed halves."""
+    calls = [n for f in program.functions.values() for n in f.graph.nodes if n.op == "call_module"]
+    pairs = (
+        p for n in calls for p in zip(n.args, program.functions[str(n.target)].inputs, strict=True)
+    )
+    names = {n for n, b in program.state.items() if b.kind is StateKind.FEATURES}
+    return {
+        taken for given, taken in pairs if isinstance(given, fx.Node) and state_name(given) in names
+    }
 
 
 def _quantised(program: SpeculativeProgram) -> bool:

@@ -64,7 +64,8 @@ class Drafter:
 
     `state`: through whose caches, one of STATES. `lag`: rows a round feeds it again. `extend`: the
     function that fills its own state, where prefill does not. `min_length`: positions before the
-    first that it drafts after. `host_drafter`: the runtime's code that drafts, if any does.
+    first that it drafts after. `draft_rows`: rows from the root's on that drafting writes.
+    `host_drafter`: the runtime's code that drafts, if any does.
     `options`: what that code reads.
     """
 
@@ -73,6 +74,7 @@ class Drafter:
     lag: int = 0
     extend: str | None = None
     min_length: int = 0
+    draft_rows: int = 0
     host_drafter: str | None = None
     depths: tuple[int, ...] = ()
     layers: tuple[int, ...] = ()
@@ -330,7 +332,7 @@ def _drafter(at: Field) -> Drafter:
         raise damaged(named.path, f"{', '.join(HOST_DRAFTERS)} or null", named.string())
     if named.value is not None and state.string() != "none":
         raise damaged(named.path, "null, as the drafter has state", named.string())
-    extend, minimum = at.get("extend"), at.get("min_length")
+    extend, minimum, drawn = at.get("extend"), at.get("min_length"), at.get("draft_rows")
     least = 0 if minimum.value is None else minimum.integer(0, 1)
     if extend.value is not None and (state.string() != "own" or not least):
         raise damaged(extend.path, "null, or state own and min_length 1", extend.string())
@@ -343,6 +345,7 @@ def _drafter(at: Field) -> Drafter:
         lag=at["lag"].integer(0, 1 if state.string() == "own" else 0),
         extend=None if extend.value is None else extend.string(),
         min_length=least,
+        draft_rows=0 if drawn.value is None else drawn.integer(0, 1 << 20),
         host_drafter=None if named.value is None else named.string(),
         depths=depths,
         layers=at.get("layers").integers(0, 1 << 20, default=()),

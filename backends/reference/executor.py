@@ -99,7 +99,8 @@ class ReferenceArtifact:
         made = 0
         while made < max_tokens and len(tokens) < model.max_model_len:
             room = model.max_model_len - len(tokens)
-            wanted = num_speculative_tokens if len(tokens) > drafter.min_length else 0
+            fits = len(tokens) - 1 + drafter.draft_rows <= model.max_model_len
+            wanted = num_speculative_tokens if len(tokens) > drafter.min_length and fits else 0
             k = max(k for k in lengths if k <= min(wanted, room))
             name = self.manifest.round(k, depth).function
             pairs = {}

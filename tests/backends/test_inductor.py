@@ -211,8 +211,13 @@ def test_a_leaf_that_fails_is_a_coded_error(tiny_artifact: Path, tmp_path: Path)
                 engine.generate([900_000_000, 5], max_tokens=3)
 
 
-@pytest.mark.parametrize("method", ["eagle3", "medusa"])
-def test_a_trained_drafter_is_believed_as_far_as_it_knows(method: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("method", "quant"),
+    [("eagle3", "none"), ("eagle3", "int8"), ("medusa", "none"), ("dspark", "int8")],
+)
+def test_a_trained_drafter_is_believed_as_far_as_it_knows(
+    method: str, quant: str, tmp_path: Path
+) -> None:
     """Whatever K was, the engine has extended the drafter: accepted lengths are the scripted ones."""
     wrong = {3, 4, 11, 20, 21, 26, 30}
     knowing_drafters.target().save_pretrained(tmp_path / "model")
@@ -223,9 +228,10 @@ def test_a_trained_drafter_is_believed_as_far_as_it_knows(method: str, tmp_path:
         method,
         drafter=str(drafter),
         prefill_chunk=4,
+        quant=quant,
     )
     text = [9]
-    while len(text) < 60:
+    while len(text) < 64:
         text.append(knowing_drafters.NEXT[text[-1]])
     with Artifact.load(path) as engine, engine.session() as session:
         session.configure(ignore_eos=True, max_tokens=100)
@@ -241,3 +247,7 @@ def test_a_trained_drafter_is_believed_as_far_as_it_knows(method: str, tmp_path:
             assert got == text[made : made + length]
             assert session.stat("accepted_tokens") - before == length - 1
             made += length
+        session.set("num_speculative_tokens", 4)
+        rest = [session.next() for _ in range(64 - made)]
+        assert rest == text[made:], "up to where no block fits"
+        assert session.next() is None

@@ -40,6 +40,8 @@ def generate(
     rounds, k_of, paired = [], cycle(ks), 0
     while len(x) < len(prompt) + count:
         k = next(k_of) if n >= program.contract.min_length else 0
+        if n + program.contract.draft_rows > program.max_model_len:
+            k = 0
         for buffer in program.state.values():
             lags = program.contract.extend and buffer.name.startswith("drafter.")
             if buffer.kind is not StateKind.HIDDEN_STATES:

@@ -99,6 +99,18 @@ def medusa(folder: Path, errors: Collection[int]) -> Path:
     return folder
 
 
+def dspark(folder: Path, errors: Collection[int]) -> Path:
+    """Its block says nothing; its Markov head goes on from the token before."""
+    synthetic.deepspec_dspark(folder, target(), [0, 3, 6], markov_rank=VOCAB)
+    tensors = load_file(folder / "model.safetensors")
+    tensors["lm_head.weight"].zero_()
+    tensors["markov_head.markov_w1.weight"] = torch.eye(VOCAB)
+    tensors["markov_head.markov_w2.weight"] = _step(1, errors)
+    tensors["confidence_head.proj.weight"] = torch.zeros(1, 2 * VOCAB)
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
 def _silent(tensors: dict[str, torch.Tensor], layer: str) -> dict[str, torch.Tensor]:
     for name in ("self_attn.o_proj", "mlp.down_proj"):
         tensors[f"{layer}.{name}.weight"].zero_()
@@ -106,5 +118,5 @@ def _silent(tensors: dict[str, torch.Tensor], layer: str) -> dict[str, torch.Ten
 
 
 MAKERS: dict[str, Callable[[Path, Collection[int]], Path]] = {
-    "eagle": eagle, "eagle3": eagle3, "medusa": medusa,
+    "eagle": eagle, "eagle3": eagle3, "medusa": medusa, "dspark": dspark,
 }  # fmt: skip

@@ -124,3 +124,11 @@ def test_refuses_another_length_later() -> None:
     assert toy.refusal(PlanState(13), planned) == (
         "SPECC-E0334 plan-state: this was done before, with other options: max_model_len"
     )
+
+
+def test_features_are_not_rounded_with_the_caches() -> None:
+    program = toy.after("build-accept", method="eagle3")
+    planned = PlanState(16, kv_cache_dtype="f16")(program).program
+    types = {name: str(buffer.type) for name, buffer in planned.state.items()}
+    assert types["features"] == "f32[1, 16, 4]"
+    assert types["drafter.k.0"] == types["target.k.0"] == "f16[1, 16, 4]"

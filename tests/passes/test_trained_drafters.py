@@ -15,7 +15,7 @@ from specc.ir.importers.drafters import Target, load_drafter
 from specc.ir.importers.huggingface import import_model
 from specc.passes import pipelines
 from specc.passes.pipelines import Shape
-from tests.ir.importers.drafters import reference, synthetic
+from tests.ir.importers.drafters import reference, synthetic, synthetic_mtp
 from tests.passes import knowing_drafters
 from tests.passes.driver import generate
 from tests.passes.knowing_drafters import NEXT
@@ -23,6 +23,11 @@ from tests.passes.knowing_drafters import NEXT
 SHAPE = Shape((0, 2, 4), 48, 8)
 PROMPT = [7, 21, 40, 7, 21, 90, 50, 7, 21, 33, 34]
 COUNT = 8
+
+TAPS = [0, 3, 6]
+WINDOW = {
+    "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 6, "use_sliding_window": True,
+}  # fmt: skip
 
 Make = Callable[[Path, PreTrainedModel], Path]
 
@@ -36,6 +41,17 @@ DRAFTERS: dict[str, Make] = {
     "eagle-bias": made(synthetic.eagle1, bias=True),
     "medusa": made(synthetic.medusa, heads=4, blocks=2),
     "medusa-shared": made(synthetic.medusa, heads=4, shared=True),
+    "dflash": made(synthetic.zlab_dflash, taps=TAPS),
+    "dflash-window": made(synthetic.zlab_dflash, taps=TAPS, **WINDOW),
+    "dflash-window-at-root": made(
+        synthetic.speculators_block, TAPS, window=4, sliding_window_non_causal=True
+    ),
+    "dflash-anchor-first": made(synthetic.deepspec_dspark, TAPS, markov=""),
+    "dspark": made(synthetic.deepspec_dspark, TAPS),
+    "dspark-gated": made(synthetic.deepspec_dspark, TAPS, markov="gated"),
+    "dspark-rnn": made(synthetic.deepspec_dspark, TAPS, markov="rnn"),
+    "dspark-few-tokens": made(synthetic.speculators_block, TAPS, "dspark", sample_from_anchor=True),
+    "mtp": made(synthetic_mtp.speculators),
     "eagle3-safeailab": made(synthetic.eagle3),
     "eagle3-fc-norm-recycled-norm": made(synthetic.specforge_eagle3, fc_norm=True, norm_output=True),
     "eagle3-deepspec": made(synthetic.deepspec_eagle3, [0, 2, 3, 5, 6]),

@@ -24,11 +24,13 @@ from specc.ir.evaluate import State, evaluate, fresh_state, text_inputs
 from specc.ir.graphs import Builder
 from specc.ir.importers.drafters import (
     Attention,
+    Block,
     DrafterCheckpoint,
     DrafterSpec,
     Fuse,
     Kind,
     Layer,
+    Markov,
     Medusa,
     Mlp,
     Recycle,
@@ -115,13 +117,14 @@ def after(
         "draft_model": lambda: pipelines.draft_model(SHAPE, drafter()),
         "eagle:adaptive": lambda: pipelines.eagle_adaptive(SHAPE, 2, adapters(1)),
         "eagle3": lambda: pipelines.trained(SHAPE, Kind.EAGLE3, checkpoint(Kind.EAGLE3)),
+        "dspark": lambda: pipelines.trained(SHAPE, Kind.DSPARK, checkpoint(Kind.DSPARK)),
         "medusa": lambda: pipelines.trained(SHAPE, Kind.MEDUSA, checkpoint(Kind.MEDUSA)),
     }[method]()
     return pipeline.until(name)(program)
 
 
 def checkpoint(kind: Kind, vocab: int = VOCAB) -> DrafterCheckpoint:
-    """A trained drafter for `decoder()`: EAGLE-3 on the taps 0 and 2 with one layer, or two Medusa heads."""
+    """A trained drafter for `decoder()`: EAGLE-3 with one layer, a DSpark with blocks of three, or two Medusa heads."""
     draw = torch.Generator().manual_seed(3)
     shapes = {
         "lm_head": (vocab, HIDDEN),
@@ -130,7 +133,10 @@ def checkpoint(kind: Kind, vocab: int = VOCAB) -> DrafterCheckpoint:
         "norm": (HIDDEN,),
     }
     layer = "layers.0."
-    shapes |= {layer + f"self_attn.{n}_proj": (HIDDEN, 2 * HIDDEN) for n in "qkv"}
+    block = kind is Kind.DSPARK
+    width = HIDDEN if block else 2 * HIDDEN
+    shapes |= {layer + f"self_attn.{n}_proj": (HIDDEN, width) for n in "qkv"}
+    shapes |= {"hidden_norm": (HIDDEN,), **{f"markov_head.markov_w{i}": (VOCAB, 2) for i in (1, 2)}}
     shapes |= {
         layer + n: (HIDDEN, HIDDEN)
         for n in ("self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
@@ -145,9 +151,11 @@ def checkpoint(kind: Kind, vocab: int = VOCAB) -> DrafterCheckpoint:
     tensors["d2t"] = torch.arange(vocab) + (VOCAB - vocab)
     spec = DrafterSpec(
         kind, "toy", HIDDEN, HIDDEN, 2, VOCAB, vocab, (2,) if kind is Kind.MEDUSA else (0, 1),
-        Fuse(fc=kind is not Kind.MEDUSA),
-        (Layer(Attention(1, 1, HIDDEN, 2 * HIDDEN), Mlp(4, "silu"), hidden_norm=True),),
+        Fuse(fc=kind is not Kind.MEDUSA, post_norm=block),
+        (Layer(Attention(1, 1, HIDDEN, width, causal=not block), Mlp(4, "silu"), hidden_norm=not block),),
         Rope(10.0, "default", HIDDEN), recycle=Recycle.PRE_NORM,
+        block=Block(3, anchor_first=True, mask_token_id=5) if block else None,
+        markov=Markov("vanilla", 2) if block else None,
         medusa=Medusa(2, 1) if kind is Kind.MEDUSA else None,
     )  # fmt: skip
     return DrafterCheckpoint(spec, WeightStore({n: Weight.of(t) for n, t in tensors.items()}))

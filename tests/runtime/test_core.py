@@ -320,6 +320,7 @@ DAMAGE = [
     ("E0502", put("drafter/lag", 1)),
     ("E0502", put("drafter/extend", "prefill")),
     ("E0502", put("drafter/min_length", 2)),
+    ("E0502", put("drafter/draft_rows", -1)),
     ("E0502", put("drafter/lag", ...)),
     ("E0502", put("drafter/options/prompt_lookup_max", 0)),
     ("E0502", put("drafter/depths", [3, 2])),

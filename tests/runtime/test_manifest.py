@@ -46,6 +46,7 @@ REFUSED_BY_SHAPE: list[tuple[str, object]] = [
     ("drafter.lag", 1),
     ("drafter.extend", "prefill"),
     ("drafter.min_length", 2),
+    ("drafter.draft_rows", -1),
     ("drafter.lag", 2),
     ("drafter.host_drafter", "eagle"),
     ("drafter.options", []),

@@ -73,6 +73,7 @@ METHODS: dict[str, Callable[[], Pipeline]] = {
     "draft_model": lambda: pipelines.draft_model(toy.SHAPE, toy.drafter()),
     "eagle:adaptive": lambda: pipelines.eagle_adaptive(toy.SHAPE, 2, toy.adapters(1)),
     "eagle3": lambda: pipelines.trained(toy.SHAPE, Kind.EAGLE3, toy.checkpoint(Kind.EAGLE3)),
+    "dspark": lambda: pipelines.trained(toy.SHAPE, Kind.DSPARK, toy.checkpoint(Kind.DSPARK)),
     "medusa": lambda: pipelines.trained(toy.SHAPE, Kind.MEDUSA, toy.checkpoint(Kind.MEDUSA)),
 }
 

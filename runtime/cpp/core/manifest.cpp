@@ -122,6 +122,7 @@ DrafterSpec read_drafter(const JsonCursor& field) {
     if (drafter.state != DraftState::kOwn) name->fail("a drafter without state of its own has nothing to extend");
   }
   if (const auto least = field.find("min_length")) drafter.min_length = least->integer(0, 1);
+  if (const auto rows = field.find("draft_rows")) drafter.draft_rows = rows->integer(0, kMaxTokens);
   if (!drafter.extend.empty() && drafter.min_length == 0) field.fail("a drafter that is extended needs a min_length");
   if (const auto name = field.find("host_drafter")) {
     drafter.host_drafter = name->string();

@@ -57,6 +57,7 @@ struct DrafterSpec {
   int64_t lag = 0;           // rows before the root that a round feeds to the drafter again
   std::string extend;        // fills the drafter's own state from what the target left; empty: prefill does
   int64_t min_length = 0;    // a round drafts nothing before there are as many positions in the state
+  int64_t draft_rows = 0;    // positions from the root on that drafting writes state for
   std::string host_drafter;  // empty: the artifact brings none
   std::vector<int64_t> depths;
   int64_t prompt_lookup_min = 2, prompt_lookup_max = 4;  // ngram

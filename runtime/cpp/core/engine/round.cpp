@@ -55,7 +55,9 @@ size_t Session::choose_length() {
   // Drafts beyond the request's cap would be thrown away: take the shortest length that still reaches it.
   const size_t wanted = room_in_request() - 1;
   while (index > 0 && static_cast<size_t>(lengths[index - 1]) >= wanted) --index;
-  if (root_position() < static_cast<size_t>(artifact_->manifest().drafter.min_length)) return 0;
+  const DrafterSpec& drafter = artifact_->manifest().drafter;
+  if (root_position() < static_cast<size_t>(drafter.min_length)) return 0;
+  if (root_position() + static_cast<size_t>(drafter.draft_rows) > max_len_) return 0;
   // Verification writes state at n .. n+K, which must exist.
   const size_t room = max_len_ - 1 - root_position();
   return std::min(index, largest_within(lengths, room));
