@@ -30,7 +30,7 @@ class ReferenceBackend:
         if program.contract.host_drafter is not None:
             raise BackendError(
                 "SPECC-E0411", f"the reference backend has no {program.contract.host_drafter} drafter",
-                expected="none, draft_model, layerskip or eagle:adaptive",
+                expected="none, or a method that drafts in the graph",
                 cure="use --backend inductor, or --method none",
             )  # fmt: skip
         (into / FOLDER).mkdir(exist_ok=True)
