@@ -77,11 +77,10 @@ def test_b34_bench_says_where_time_goes_and_what_breaks_even(
     lines = out.splitlines()
     (spent,) = (line for line in lines if line.startswith("  time, K=4:"))
     assert all(f"{part} " in spent for part in ("draft", "verify", "other"))
-    assert any(line.split()[:1] == ["break-even"] for line in lines)
+    assert any(line.startswith("  break-even:") for line in lines)
     for k in ngram.manifest.num_speculative_tokens[1:]:
-        (row,) = (line for line in lines if line.startswith(f"  K={k} ") and "ms" not in line
-                  and line.split()[-1] in ("pays", "loses"))  # fmt: skip
-        assert row.split()[-1] == "loses"  # nothing is ever accepted
+        (row,) = (line.split() for line in lines if line.startswith(f"  {k} "))
+        assert row[-1] == "loses"  # nothing is ever accepted
     assert "plain" in lines[-1]
 
 
@@ -344,6 +343,9 @@ count, room = int(sys.argv[2]), int(sys.argv[3])
 artifact = Artifact.load(sys.argv[1], 1)
 sessions = [artifact.session()]
 sessions[0].append([5, 6, 7])
+# Python must not be the one that finds no memory: arenas of its own, with room in them.
+spare = [bytes(200) for _ in range(40000)]
+spare = spare[::2000]
 before = held()
 if room:
     size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
