@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import re
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
@@ -30,6 +32,17 @@ class InductorBackend:
     """AOTInductor for leaves, specc's kernels for what matters, plans for the rest."""
 
     name: ClassVar[str] = "inductor"
+
+    @contextmanager
+    def ahead(self, device: Device) -> Iterator[None]:
+        """Compile kernels and engine on one core while the model is imported; `lower` finds them in the cache.
+
+        Raises BackendError (SPECC-E0403) if there is no C++ compiler.
+        """
+        chain = Toolchain(device.isa)
+        with chain.at_work(cores=1) as start:
+            start([*chain.kernels(), *chain.engine()])
+            yield
 
     def lower(
         self, program: SpeculativeProgram, into: Path, device: Device, progress: Progress

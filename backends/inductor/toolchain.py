@@ -118,12 +118,14 @@ class Toolchain:
         ]
 
     @contextmanager
-    def at_work(self) -> Iterator[Callable[[Sequence[Object]], list[Future[Path]]]]:
-        """Within this context, a function that compiles what the cache does not have, on every core.
+    def at_work(
+        self, cores: int | None = None
+    ) -> Iterator[Callable[[Sequence[Object]], list[Future[Path]]]]:
+        """Within this context, a function that compiles what the cache does not have, on every core or on so many.
 
         It returns at once. When the context ends by an exception, no compiler runs on.
         """
-        pool = ThreadPoolExecutor(max(1, len(os.sched_getaffinity(0))))
+        pool = ThreadPoolExecutor(cores or max(1, len(os.sched_getaffinity(0))))
         try:
             yield lambda objects: [pool.submit(self._compile, o) for o in objects]
         except BaseException:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import ClassVar
 
@@ -21,6 +22,11 @@ class ReferenceBackend:
     """Each leaf as a torch.export file; the plan calls them one by one (executor.py)."""
 
     name: ClassVar[str] = "reference"
+
+    def ahead(self, device: Device) -> AbstractContextManager[None]:
+        """There is nothing to make."""
+        del device
+        return nullcontext()
 
     def lower(
         self, program: SpeculativeProgram, into: Path, device: Device, progress: Progress

@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -83,6 +84,10 @@ class Pieces:
 
     def get(self, name: str, make: Callable[[Path], object]) -> Path:
         """The file `name`: as it was kept, or as `make` writes it to the path that it is given."""
+        with _being_made(self.folder / name):
+            return self._get(name, make)
+
+    def _get(self, name: str, make: Callable[[Path], object]) -> Path:
         path = self.folder / name
         seal = path.with_name(name + ".sha256")
         with contextlib.suppress(OSError):
@@ -98,6 +103,14 @@ class Pieces:
             made.replace(path)
             (Path(place) / seal.name).replace(seal)
         return path
+
+
+_locks: dict[Path, threading.Lock] = {}
+
+
+def _being_made(path: Path) -> threading.Lock:
+    """Held while a thread of this process makes `path`, so that another waits for it instead of making it twice."""
+    return _locks.setdefault(path, threading.Lock())
 
 
 def sha256(path: Path) -> str:

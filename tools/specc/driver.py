@@ -40,19 +40,20 @@ def compile_model(request: CompileRequest, progress: Progress) -> CompileReport:
     began = time.monotonic()
     check_request(request)
     check_output(request)
-    with progress.phase(f"import {request.model}"):
-        imported = load_model(request.model, request.max_model_len)
-    request = with_defaults(request, imported)
-    if request.method == AUTO:
-        from specc.auto import choose_method  # (it writes candidates through this module)
+    with find_backend(request.backend).ahead(Device(isa=isa_of(request))):
+        with progress.phase(f"import {request.model}"):
+            imported = load_model(request.model, request.max_model_len)
+        request = with_defaults(request, imported)
+        if request.method == AUTO:
+            from specc.auto import choose_method  # (it writes candidates through this module)
 
-        method, why = choose_method(request, imported, progress)
-        request = replace(request, method=method)
-    else:
-        why = (f"--method {request.method} was asked for",)
-    choice = pipeline_for(request, imported, progress)
-    with whole_or_nothing(request.output, request.force) as folder:
-        manifest = write(request, imported, choice, folder, why, progress)
+            method, why = choose_method(request, imported, progress)
+            request = replace(request, method=method)
+        else:
+            why = (f"--method {request.method} was asked for",)
+        choice = pipeline_for(request, imported, progress)
+        with whole_or_nothing(request.output, request.force) as folder:
+            manifest = write(request, imported, choice, folder, why, progress)
     size = sum(f["bytes"] for f in manifest["files"].values())
     return CompileReport(
         request.output, choice.pipeline.name, (*why, *choice.why),
