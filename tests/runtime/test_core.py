@@ -254,7 +254,7 @@ def test_unit(build: Path, tmp_path: Path, name: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("name", ["session", "edges"])
+@pytest.mark.parametrize("name", ["session", "edges", "costs"])
 def test_session(build: Path, artifacts: Path, name: str) -> None:
     done = run(build / "core_tests", name, artifacts)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -9,6 +9,7 @@ void controller_test();
 void pool_test(const std::string& folder);
 void files_test(const std::string& folder);
 void session_test(const std::string& artifacts);
+void costs_test(const std::string& artifacts);
 void edges_test(const std::string& artifacts);
 void replace_test(const std::string& artifact);
 int load_and_report(const std::string& artifact);

@@ -34,9 +34,14 @@ bool Session::play_round() {
   }
   const size_t depth_index = options_.depth_index == kAdaptive ? depth_controller_.index() : options_.depth_index;
   const Round& round = artifact_->rounds().round(length_index, depth_index);
-  if (!ready_for(round)) return false;
-
   const double prefill_before = stats_.prefill_s;
+  const uint64_t prefill_tokens_before = stats_.prefill_tokens;
+  if (!ready_for(round)) return false;
+  if (stats_.rounds > 0) {
+    // No prompt, but what rounds without drafts left behind: a cost of drafting, which tokens per second must not hide.
+    stats_.prefill_s = prefill_before;
+    stats_.prefill_tokens = prefill_tokens_before;
+  }
   const Stopwatch round_watch;
   const size_t accepted = execute(round);
   const double round_seconds = round_watch.seconds();

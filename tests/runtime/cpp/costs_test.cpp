@@ -1,0 +1,52 @@
+// What a round is said to cost: where its seconds are counted, and what the length controller learns of them.
+
+#include <chrono>
+#include <thread>
+
+#include "../../../runtime/cpp/core/engine/session.h"
+#include "check.h"
+#include "tests.h"
+
+namespace {
+
+using specc::Session;
+
+constexpr int64_t kPrompt[] = {0, 8, 7, 8, 0, 5, 1, 10, 10, 1, 5, 0};
+
+void append(Session& session, size_t length_index) {
+  session.options().length_index = length_index;
+  CHECK(session.append(kPrompt, 12));
+}
+
+void play(Session& session, int tokens) {
+  int64_t token = 0;
+  for (int i = 0; i < tokens; ++i) CHECK(session.next(&token) == specc::Step::kToken);
+}
+
+// Each second belongs to prefill or to decoding, never to both; and to decoding where the prompt is not the reason.
+void seconds_are_counted_once(const std::string& folder) {
+  for (const std::string kind : {"model", "pairs"}) {
+    Session session(specc::Artifact::load(folder + "/" + kind, 1));
+    append(session, 0);
+    const auto play_one = [&] {
+      const double before = session.stats().prefill_s + session.stats().decode_s;
+      const specc::Stopwatch watch;
+      play(session, 1);
+      CHECK_NOTE(session.stats().prefill_s + session.stats().decode_s - before <= watch.seconds(), kind);
+    };
+    play_one();
+    play(session, 20);
+    const double prefill_s = session.stats().prefill_s;
+    session.options().length_index = 3;
+    play_one();  // catches up first
+    CHECK_EQ(session.stats().prefill_s, prefill_s);
+    CHECK_EQ(session.stats().prefill_tokens, 11u);
+
+    append(session, 3);
+    play_one();  // drafters that are extended are brought up to the prompt here
+  }
+}
+
+}  // namespace
+
+void costs_test(const std::string& folder) { seconds_are_counted_once(folder); }
