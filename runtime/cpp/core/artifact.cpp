@@ -51,6 +51,7 @@ std::shared_ptr<Artifact> Artifact::load(const std::string& path, int32_t thread
     artifact->plans_.push_back(compile_plan(function, manifest.state, *artifact->library_, *artifact->weights_));
   }
   artifact->rounds_ = RoundTable(manifest, artifact->plans_);
+  artifact->round_costs_ = RoundCosts(manifest.draft_lengths.size());
   return artifact;
 }
 

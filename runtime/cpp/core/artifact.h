@@ -1,4 +1,4 @@
-// A loaded artifact: immutable, shared by sessions.
+// A loaded artifact: immutable but for what its sessions learn of its speed; shared by them.
 #pragma once
 
 #include <memory>
@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/round_costs.h"
 #include "engine/round_table.h"
 #include "manifest.h"
 #include "model_library.h"
@@ -25,6 +26,7 @@ class Artifact {
   const std::vector<Plan>& plans() const { return plans_; }
   const Plan* plan(const std::string& name) const;
   const RoundTable& rounds() const { return rounds_; }
+  RoundCosts& round_costs() const { return round_costs_; }
   specc_tensor* const* weights() const { return weights_->views(); }
 
   // A place for the tokenizer, which is loaded at first use and by code this class does not know (tokenize_api.cpp).
@@ -44,6 +46,7 @@ class Artifact {
   std::unique_ptr<WeightTable> weights_;  // after what it borrows
   std::vector<Plan> plans_;
   RoundTable rounds_;
+  mutable RoundCosts round_costs_;
   mutable LazyTokenizer tokenizer_;
 };
 

@@ -76,6 +76,29 @@ void check_gives_up(const World& world, double most) {
   CHECK_NOTE(lost / kSeeds < most, std::to_string(lost / kSeeds));
 }
 
+// A server of short requests: what one session paid for, the next knows.
+void check_starts_from_shared_costs() {
+  RoundCosts costs(3);
+  const World slow{{0, 2, 4}, {1.0, 3.0, 5.0}, 0.3};
+  LengthController first(slow.lengths, &costs);
+  play(first, slow, 200, 1);
+  CHECK(costs.seconds(0) > 0.5 && costs.seconds(1) > 2.0 && costs.seconds(1) < 5.0);
+  LengthController second(slow.lengths, &costs);
+  for (int round = 0; round < 16; ++round) {
+    CHECK_EQ(second.choose(), 0u);
+    second.observe(0, 0, 1.0);
+  }
+
+  // Acceptance is the text's and not shared: the next text may be easy.
+  RoundCosts cheap(3);
+  const World hard{{0, 2, 4}, {1.0, 1.05, 1.1}, 0.01};
+  LengthController third(hard.lengths, &cheap);
+  play(third, hard, 600, 1);
+  CHECK_EQ(third.current(), 0u);
+  LengthController fourth(hard.lengths, &cheap);
+  CHECK(fourth.choose() > 0);
+}
+
 }  // namespace
 
 void controller_test() {
@@ -89,6 +112,8 @@ void controller_test() {
   LengthController alone({0});
   CHECK_EQ(alone.choose(), 0u);
   alone.observe(0, 0, 1.0);
+
+  check_starts_from_shared_costs();
 
   // What was switched off is found again when the text becomes easy.
   LengthController controller({0, 2, 4});

@@ -47,6 +47,19 @@ void seconds_are_counted_once(const std::string& folder) {
   }
 }
 
+void sessions_share_what_rounds_cost(const std::string& folder) {
+  const auto artifact = specc::Artifact::load(folder + "/model", 1);
+  CHECK_EQ(artifact->round_costs().seconds(2), 0.0);
+  Session session(artifact);
+  append(session, 2);
+  play(session, 20);
+  CHECK(artifact->round_costs().seconds(2) > 0);
+  CHECK_EQ(artifact->round_costs().seconds(3), 0.0);
+}
+
 }  // namespace
 
-void costs_test(const std::string& folder) { seconds_are_counted_once(folder); }
+void costs_test(const std::string& folder) {
+  seconds_are_counted_once(folder);
+  sessions_share_what_rounds_cost(folder);
+}

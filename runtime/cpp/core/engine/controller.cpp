@@ -26,14 +26,19 @@ constexpr int64_t kDepthFloor = 2;
 
 }  // namespace
 
-LengthController::LengthController(std::vector<int64_t> lengths)
+LengthController::LengthController(std::vector<int64_t> lengths, RoundCosts* shared)
     : lengths_(std::move(lengths)),
       arms_(lengths_.size()),
+      shared_(shared),
       acceptance_(static_cast<size_t>(lengths_.back()), kPriorAcceptance),
       acceptance_seen_(acceptance_.size(), 0),
       probe_interval_(kFirstProbe),
       rounds_to_probe_(kFirstProbe),
-      probing_(kNotProbing) {}
+      probing_(kNotProbing) {
+  for (size_t i = 0; shared != nullptr && i < arms_.size(); ++i) {
+    if (const double seconds = shared->seconds(i); seconds > 0) arms_[i] = {kFewRounds, seconds};
+  }
+}
 
 size_t LengthController::choose() {
   if (arms_.size() == 1) return 0;
@@ -69,7 +74,7 @@ double LengthController::cost_of_probe(size_t index) const {
 
 void LengthController::observe(size_t index, size_t accepted, double seconds) {
   learn_acceptance(static_cast<size_t>(lengths_[index]), accepted);
-  learn_cost(arms_[index], seconds);
+  learn_cost(index, seconds);
   if (arms_.size() == 1) return;
   if (++rounds_ <= kFirstRounds) return;
   const size_t before = current_;
@@ -108,7 +113,8 @@ void LengthController::learn_acceptance(size_t length, size_t accepted) {
   }
 }
 
-void LengthController::learn_cost(Arm& arm, double seconds) {
+void LengthController::learn_cost(size_t index, double seconds) {
+  Arm& arm = arms_[index];
   ++arm.rounds;
   if (arm.rounds == 1) {
     arm.seconds = seconds;  // high: the first round of a function touches its memory for the first time
@@ -117,6 +123,7 @@ void LengthController::learn_cost(Arm& arm, double seconds) {
   } else {
     arm.seconds += kCostStep * (std::min(seconds, kOutlier * arm.seconds) - arm.seconds);
   }
+  if (shared_ != nullptr && arm.rounds >= kTries) shared_->publish(index, arm.seconds);
 }
 
 double LengthController::seconds(size_t index) const {

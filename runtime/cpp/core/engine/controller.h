@@ -6,17 +6,20 @@
 #include <cstdint>
 #include <vector>
 
+#include "round_costs.h"
+
 namespace specc {
 
 // Maximises expected tokens per second, (1 + sum over j of prod over i<=j of acceptance_i) / seconds(K), over the
 // artifact's draft lengths. 0 is always among them: speculation that loses is switched off, and retried now and then.
 //
-// It begins with a few rounds of 0 and of the shortest draft. A longer one is tried only while it could still be the
+// It begins with a few rounds of 0 and of the shortest draft, unless other sessions know what they cost. A longer one is tried only while it could still be the
 // best if it cost no more than the next shorter one; what cannot pay is not paid for. Later, trying what seems to lose
 // may cost a fixed small share of the time.
 class LengthController {
  public:
-  explicit LengthController(std::vector<int64_t> lengths);  // ascending, begins with 0
+  // lengths: ascending, begins with 0. shared: begin with these costs and publish what is learnt; may be null.
+  explicit LengthController(std::vector<int64_t> lengths, RoundCosts* shared = nullptr);
 
   size_t choose();  // index of the length for the next round
   // What came of a round. Its length may differ from the choice (the drafter found nothing, the context ends).
@@ -36,12 +39,13 @@ class LengthController {
   double cost_of_probe(size_t index) const;
   size_t next_to_probe() const;
   void learn_acceptance(size_t length, size_t accepted);
-  void learn_cost(Arm& arm, double seconds);
+  void learn_cost(size_t index, double seconds);
   void settle(double gain_to_lengthen, double gain_to_shorten);
   void schedule_probe(bool promising);
 
   std::vector<int64_t> lengths_;
   std::vector<Arm> arms_;
+  RoundCosts* shared_;
   std::vector<double> acceptance_;  // of position i, given that all before it were accepted
   std::vector<uint64_t> acceptance_seen_;
   size_t current_ = 0;

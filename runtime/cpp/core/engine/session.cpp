@@ -21,7 +21,7 @@ Session::Session(std::shared_ptr<Artifact> artifact)
       inputs_(artifact_->manifest(), artifact_->library()),
       frame_(artifact_->library().api(), artifact_->weights(), state_.views()),
       stats_(longest_draft(artifact_->manifest()), artifact_->manifest().draft_lengths.size()),
-      length_controller_(artifact_->manifest().draft_lengths),
+      length_controller_(artifact_->manifest().draft_lengths, &artifact_->round_costs()),
       depth_controller_(artifact_->manifest().drafter.depths),
       drafter_(make_host_drafter(artifact_->manifest().drafter)),
       round_tokens_(longest_draft(artifact_->manifest()) + 1),
