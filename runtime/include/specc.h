@@ -102,7 +102,7 @@ SPECC_API void specc_session_cancel(specc_session*);
 /* Statistics by name; reset by specc_session_append (acceptance_ewma is not).
  *   rounds, drafts (rounds with K > 0), draft_tokens, accepted_tokens, new_tokens, prefill_tokens   (counts)
  *   prefill_s; decode_s, of which draft_s in host drafters and round_s in round functions           (seconds)
- *   (bringing a drafter up to the prompt is prefill; up to what was decoded without it, decoding)
+ *   (waiting for other sessions is in decode_s alone; bringing a drafter up to the prompt is prefill; up to what was decoded without it, decoding)
  *   k_current, depth_current (of the last round, 0 without depths), acceptance_ewma
  * accepted_tokens counts what verification accepted, also where a stop or cap then cut the block. */
 SPECC_API specc_result specc_session_stat(const specc_session*, const char* name, double* value);

@@ -57,9 +57,52 @@ void sessions_share_what_rounds_cost(const std::string& folder) {
   CHECK_EQ(artifact->round_costs().seconds(3), 0.0);
 }
 
+constexpr double kLong = 0.05;  // seconds, far beyond any round here
+
+// What a length costs is its round and its drafts, however long others kept the library busy.
+void waiting_is_no_cost(const std::string& folder) {
+  const auto artifact = specc::Artifact::load(folder + "/model", 1);
+  Session session(artifact);
+  append(session, 2);
+  play(session, 1);
+  for (int i = 0; i < 4; ++i) {
+    std::thread waiting;
+    {
+      const specc::Turn turn(artifact->library().turn());
+      waiting = std::thread([&] { play(session, 3); });
+      std::this_thread::sleep_for(std::chrono::duration<double>(kLong));
+    }
+    waiting.join();
+  }
+  CHECK(session.stats().decode_s > kLong);
+  CHECK(session.stats().round_s < kLong);
+  CHECK(session.stats().lengths[2].seconds < kLong);
+}
+
+void drafting_on_the_host_is_a_cost(const std::string& folder) {
+  const auto artifact = specc::Artifact::load(folder + "/ngram", 1);
+  Session session(artifact);
+  size_t found = 2;
+  const auto slow = [](void* user, const int64_t*, size_t, size_t, int64_t* draft) {
+    std::this_thread::sleep_for(std::chrono::duration<double>(kLong));
+    draft[0] = draft[1] = 1;
+    return *static_cast<size_t*>(user);
+  };
+  session.set_drafter(slow, &found);
+  append(session, 2);
+  while (session.stats().drafts < 2) play(session, 1);
+  found = 0;
+  while (session.stats().rounds < 5) play(session, 1);
+  CHECK(session.stats().round_s < kLong);
+  CHECK(artifact->round_costs().seconds(2) >= kLong);
+  CHECK(artifact->round_costs().seconds(0) < kLong);  // what was looked for in vain is not held against K = 0
+}
+
 }  // namespace
 
 void costs_test(const std::string& folder) {
   seconds_are_counted_once(folder);
   sessions_share_what_rounds_cost(folder);
+  waiting_is_no_cost(folder);
+  drafting_on_the_host_is_a_cost(folder);
 }

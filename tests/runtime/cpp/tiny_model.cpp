@@ -195,6 +195,7 @@ void extend(specc_tensor** in, specc_tensor**, const int64_t*) {
 void pair_draft(specc_tensor** in, specc_tensor** out, const int64_t* attrs) {
   const int64_t n = ints(in[4])[0], rows = in[0]->shape[0];
   if (rows < 1 || ints(in[1])[rows - 1] != n - 1) throw Failure{"the last pair is not that before the root"};
+  if (rows > attrs[0] + 1) throw Failure{"more pairs than a round of this length leaves"};
   extend(in, out, attrs);
   out[0] = new_ints(attrs[0]);
   draft_steps(ints(in[3]), in[3]->shape[0], n, attrs[0], ints(in[5])[0], ints(out[0]));

@@ -27,6 +27,7 @@ bool Session::play_round() {
     return true;
   }
   const Stopwatch watch;
+  const double draft_before = stats_.draft_s;
   size_t length_index = choose_length();
   const auto& lengths = artifact_->manifest().draft_lengths;
   if (artifact_->manifest().drafter.on_host()) {
@@ -42,15 +43,13 @@ bool Session::play_round() {
     stats_.prefill_s = prefill_before;
     stats_.prefill_tokens = prefill_tokens_before;
   }
-  const Stopwatch round_watch;
-  const size_t accepted = execute(round);
-  const double round_seconds = round_watch.seconds();
+  const auto [accepted, seconds] = execute(round);
   const size_t committed_before = committed_.size();
   commit(round, accepted);
   last_length_index_ = length_index;
   if (round.draft_length > 0) last_depth_index_ = depth_index;
   stats_.decode_s += watch.seconds() - (stats_.prefill_s - prefill_before);
-  record(round, length_index, accepted, committed_.size() - committed_before, round_seconds);
+  record(round, length_index, accepted, committed_.size() - committed_before, seconds, stats_.draft_s - draft_before);
   return true;
 }
 
@@ -91,8 +90,8 @@ size_t Session::propose(size_t k) {
 bool Session::ready_for(const Round& round) {
   const size_t n = root_position();
   if (!catch_up(std::min(written_, n))) return false;
-  // The round itself extends the drafter over what is left, which is one chunk at most.
-  if (extends()) return !round.extends || extend(inputs_.tokens.size());
+  // The round itself extends the drafter over what a round like it committed; more would be held against this length.
+  if (extends()) return !round.extends || extend(std::min(inputs_.tokens.size(), round.draft_length + 1));
   // A round feeds the drafter the last `lag` tokens before the root again, so its own state may end that far behind.
   // Rounds without drafts leave it further behind.
   const auto lag = static_cast<size_t>(artifact_->manifest().drafter.lag);
@@ -101,8 +100,8 @@ bool Session::ready_for(const Round& round) {
   return true;
 }
 
-// Runs the round into round_tokens_; returns the number of accepted drafts. Commits nothing.
-size_t Session::execute(const Round& round) {
+// Runs the round into round_tokens_. Commits nothing.
+Session::Execution Session::execute(const Round& round) {
   const size_t n = root_position();
   inputs_.root = committed_[n];
   inputs_.previous = committed_[n == 0 ? 0 : n - 1];
@@ -120,8 +119,10 @@ size_t Session::execute(const Round& round) {
   }
 
   const Turn turn(artifact_->library().turn());
+  const Stopwatch watch;  // waiting for other sessions is no cost of the round
   const FrameGuard guard(frame_);
   frame_.execute(*round.plan, inputs_.views(*round.plan, rows));
+  const double seconds = watch.seconds();
   const int64_t accepted = *frame_.integers(*round.plan, round.accepted_output, 1);
   if (accepted == -1) {
     throw Error(Code::NotANumber, "the model computed a NaN")
@@ -136,7 +137,7 @@ size_t Session::execute(const Round& round) {
     throw Error(Code::Compute, "a round returned tokens out of range").where(round.plan->name);
   }
   std::copy_n(tokens, accepted + 1, round_tokens_.begin());
-  return static_cast<size_t>(accepted);
+  return {static_cast<size_t>(accepted), seconds};
 }
 
 void Session::commit(const Round& round, size_t accepted) {
@@ -161,7 +162,8 @@ void Session::commit(const Round& round, size_t accepted) {
   taps_ = {n, rows};
 }
 
-void Session::record(const Round& round, size_t length_index, size_t accepted, size_t kept, double seconds) {
+void Session::record(const Round& round, size_t length_index, size_t accepted, size_t kept, double seconds,
+                     double draft_seconds) {
   ++stats_.rounds;
   stats_.new_tokens += kept;
   stats_.round_s += seconds;
@@ -169,7 +171,8 @@ void Session::record(const Round& round, size_t length_index, size_t accepted, s
   ++length.rounds;
   length.tokens += kept;
   length.seconds += seconds;
-  length_controller_.observe(length_index, accepted, seconds);
+  // Looking for drafts in vain says nothing of what a round without them costs.
+  length_controller_.observe(length_index, accepted, seconds + (round.draft_length > 0 ? draft_seconds : 0));
   if (round.draft_length == 0) return;
   ++stats_.drafts;
   stats_.draft_tokens += round.draft_length;

@@ -77,9 +77,14 @@ class Session {
   size_t choose_length();
   size_t propose(size_t k);
   bool ready_for(const Round& round);
-  size_t execute(const Round& round);
+  struct Execution {
+    size_t accepted;
+    double seconds;  // in this session's turn
+  };
+  Execution execute(const Round& round);
   void commit(const Round& round, size_t accepted);
-  void record(const Round& round, size_t length_index, size_t accepted, size_t kept, double seconds);
+  void record(const Round& round, size_t length_index, size_t accepted, size_t kept, double seconds,
+              double draft_seconds);
 
   std::shared_ptr<Artifact> artifact_;
   const size_t max_len_;
