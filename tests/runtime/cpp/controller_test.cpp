@@ -99,6 +99,27 @@ void check_starts_from_shared_costs() {
   CHECK(fourth.choose() > 0);
 }
 
+// A drafter that must catch up on every round without it, at 6% of the time it was left out: four times the share of the
+// time that probes may take, so each waits four times as long as the one before.
+void check_pays_for_catching_up() {
+  LengthController controller({0, 2, 4});
+  int behind = 0, probes = 0, last_gap = 0;
+  for (int round = 0; round < 20000; ++round) {
+    const size_t index = controller.choose();
+    controller.observe(index, 0, 1.0 + 0.6 * static_cast<double>(index), index > 0 ? 0.06 * behind : 0);
+    if (index == 0) {
+      ++behind;
+      continue;
+    }
+    if (round >= 16 && ++probes > 1) {
+      CHECK_NOTE(behind > 3 * last_gap, std::to_string(behind) + " after " + std::to_string(last_gap));
+      last_gap = behind;
+    }
+    behind = 0;
+  }
+  CHECK_NOTE(probes >= 3 && probes <= 6, std::to_string(probes));
+}
+
 }  // namespace
 
 void controller_test() {
@@ -114,6 +135,8 @@ void controller_test() {
   alone.observe(0, 0, 1.0);
 
   check_starts_from_shared_costs();
+
+  check_pays_for_catching_up();
 
   // What was switched off is found again when the text becomes easy.
   LengthController controller({0, 2, 4});

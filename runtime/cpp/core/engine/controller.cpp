@@ -17,7 +17,7 @@ constexpr uint64_t kDwell = 4;
 // A longer draft must promise more than noise; a shorter one need only be better: losing by a little is still losing.
 constexpr double kGainToLengthen = 1.05, kGainToShorten = 1.01;
 constexpr uint64_t kFirstProbe = 16, kSoonProbe = 4, kLastProbe = 512;
-constexpr double kProbeShare = 0.015;  // of the time, for probes that are expected to lose
+constexpr double kProbeShare = 0.015;  // of the time, for probes that are expected to lose and for what they have to catch up on
 
 constexpr double kDepthStep = 0.05;
 constexpr double kShallower = 0.85, kDeeper = 0.60;
@@ -72,12 +72,13 @@ double LengthController::cost_of_probe(size_t index) const {
   return std::clamp(excess, 0.0, static_cast<double>(lengths_[index] + 1));
 }
 
-void LengthController::observe(size_t index, size_t accepted, double seconds) {
+void LengthController::observe(size_t index, size_t accepted, double seconds, double catch_up_seconds) {
   learn_acceptance(static_cast<size_t>(lengths_[index]), accepted);
   learn_cost(index, seconds);
   if (arms_.size() == 1) return;
   if (++rounds_ <= kFirstRounds) return;
   const size_t before = current_;
+  if (index == probing_) probe_allowance_ -= catch_up_seconds / this->seconds(current_);
   ++rounds_in_arm_;
   if (rounds_in_arm_ >= kDwell) settle(kGainToLengthen, kGainToShorten);
   if (current_ != before) {

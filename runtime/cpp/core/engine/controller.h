@@ -15,7 +15,9 @@ namespace specc {
 //
 // It begins with a few rounds of 0 and of the shortest draft, unless other sessions know what they cost. A longer one is tried only while it could still be the
 // best if it cost no more than the next shorter one; what cannot pay is not paid for. Later, trying what seems to lose
-// may cost a fixed small share of the time.
+// may cost a fixed small share of the time. What a drafter is to be caught up on grows with the rounds without it, and is
+// known only once it was done: it is charged to that share afterwards, so that where catching up costs the share s of
+// the time it spans, each probe waits about s / kProbeShare times as long as the one before.
 class LengthController {
  public:
   // lengths: ascending, begins with 0. shared: begin with these costs and publish what is learnt; may be null.
@@ -23,7 +25,8 @@ class LengthController {
 
   size_t choose();  // index of the length for the next round
   // What came of a round. Its length may differ from the choice (the drafter found nothing, the context ends).
-  void observe(size_t index, size_t accepted, double seconds);
+  // catch_up_seconds: spent once, before the round, because rounds without drafts had left the drafter behind.
+  void observe(size_t index, size_t accepted, double seconds, double catch_up_seconds = 0);
 
   double expected_tokens(size_t index) const;
   double rate(size_t index) const;  // expected tokens per second
@@ -52,7 +55,7 @@ class LengthController {
   uint64_t rounds_ = 0;
   uint64_t rounds_in_arm_ = 0;
   uint64_t probe_interval_, rounds_to_probe_;
-  double probe_allowance_ = 0;  // in rounds of the current length
+  double probe_allowance_ = 0;  // in rounds of the current length; below 0 after a probe that cost more
   size_t next_probe_ = 0;
   size_t probing_;  // the arm being probed, or kNotProbing
 };

@@ -37,11 +37,14 @@ bool Session::play_round() {
   const Round& round = artifact_->rounds().round(length_index, depth_index);
   const double prefill_before = stats_.prefill_s;
   const uint64_t prefill_tokens_before = stats_.prefill_tokens;
+  catch_up_s_ = 0;
   if (!ready_for(round)) return false;
   if (stats_.rounds > 0) {
     // No prompt, but what rounds without drafts left behind: a cost of drafting, which tokens per second must not hide.
     stats_.prefill_s = prefill_before;
     stats_.prefill_tokens = prefill_tokens_before;
+  } else {
+    catch_up_s_ = 0;
   }
   const auto [accepted, seconds] = execute(round);
   const size_t committed_before = committed_.size();
@@ -172,7 +175,8 @@ void Session::record(const Round& round, size_t length_index, size_t accepted, s
   length.tokens += kept;
   length.seconds += seconds;
   // Looking for drafts in vain says nothing of what a round without them costs.
-  length_controller_.observe(length_index, accepted, seconds + (round.draft_length > 0 ? draft_seconds : 0));
+  length_controller_.observe(length_index, accepted, seconds + (round.draft_length > 0 ? draft_seconds : 0),
+                             catch_up_s_);
   if (round.draft_length == 0) return;
   ++stats_.drafts;
   stats_.draft_tokens += round.draft_length;

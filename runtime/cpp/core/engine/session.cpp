@@ -160,17 +160,21 @@ void Session::prefill_chunk(size_t from, size_t rows) {
     inputs_.positions[row] = inputs_.rows[row] = static_cast<int64_t>(from + row);
   }
   taps_.rows = 0;  // overwritten by what follows, should it fail
-  {
-    const Turn turn(artifact_->library().turn());
-    const FrameGuard guard(frame_);
-    frame_.execute(plan, inputs_.views(plan, rows));
-  }
+  run_rows(plan, rows);
   taps_ = {from, rows};
   // Rows that do not join on to what is right leave a gap before them, and count for nothing.
   if (from <= written_) written_ = std::max(written_, from + rows);
   if (from <= drafter_written_ && !extends()) drafter_written_ = std::max(drafter_written_, from + rows);
   stats_.prefill_tokens += rows;
   stats_.prefill_s += watch.seconds();
+}
+
+void Session::run_rows(const Plan& plan, size_t rows) {
+  const Turn turn(artifact_->library().turn());
+  const Stopwatch watch;
+  const FrameGuard guard(frame_);
+  frame_.execute(plan, inputs_.views(plan, rows));
+  catch_up_s_ += watch.seconds();
 }
 
 // What an extension is given: positions from `from`, and the committed token after each.
@@ -191,11 +195,7 @@ bool Session::extend(size_t most_left) {
     const Stopwatch watch;
     const size_t rows = std::min(chunk, root_position() - drafter_written_);
     fill_extension(drafter_written_, rows);
-    {
-      const Turn turn(artifact_->library().turn());
-      const FrameGuard guard(frame_);
-      frame_.execute(plan, inputs_.views(plan, rows));
-    }
+    run_rows(plan, rows);
     drafter_written_ += rows;
     stats_.prefill_s += watch.seconds();
   }

@@ -67,6 +67,7 @@ class Session {
   void drop_unread();
   bool catch_up(size_t from);
   void prefill_chunk(size_t from, size_t rows);
+  void run_rows(const Plan& plan, size_t rows);
   bool extends() const { return artifact_->rounds().extend() != nullptr; }
   void fill_extension(size_t from, size_t rows);
   bool extend(size_t most_left);
@@ -106,6 +107,7 @@ class Session {
   size_t written_ = 0;          // the target's state is right for positions before this one
   size_t drafter_written_ = 0;  // and the drafter's; one that is extended also knows the token after each
   TapWindow taps_;
+  double catch_up_s_ = 0;       // in this session's turns, for the round at hand
   Finish finish_ = Finish::kNone;
   size_t last_length_index_ = 0, last_depth_index_ = 0;
   std::optional<double> acceptance_ewma_;  // once there was a draft
