@@ -14,7 +14,15 @@ from specc.commands import compile_
 from specc.errors import UsageError
 from specc.ir.encodings import ENCODINGS
 from specc.passes import rounding
-from specc.request import AUTO, METHODS, QUANTS, ROUNDINGS, CompileRequest, check_request
+from specc.request import (
+    AUTO,
+    METHODS,
+    QUANTS,
+    ROUNDINGS,
+    CompileRequest,
+    check_request,
+    draft_lengths,
+)
 
 NOT_OF_THE_REQUEST = {"json", "no_cache"}
 DEFAULTS: dict[str, Any] = {
@@ -106,6 +114,14 @@ def test_every_encoding_and_rounding_can_be_asked_for() -> None:
     """`request` imports nothing heavy, so it repeats what others define."""
     assert set(QUANTS) == {"none", "int8", "int4", "keep", *map(str, ENCODINGS)} - {"f32"}
     assert set(ROUNDINGS) == set(rounding.ROUNDINGS)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_host_drafters_get_longer_drafts_by_default(method: str) -> None:
+    longest = 16 if method in ("ngram", "suffix") else 8
+    assert max(draft_lengths(CompileRequest("m", Path("a"), method))) == longest
+    asked = CompileRequest("m", Path("a"), method, num_speculative_tokens=(3,))
+    assert draft_lengths(asked) == (3,)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,6 @@ from specc.passes.quantise_weights import left
 from specc.progress import Progress, peak_rss
 from specc.request import (
     AUTO,
-    DEFAULT_K,
     CompileReport,
     CompileRequest,
     check_output,
@@ -103,12 +102,11 @@ def build_program(
 
 
 def with_defaults(request: CompileRequest, imported: ImportedModel) -> CompileRequest:
-    """K and the context where the user left them to specc."""
+    """The context where the user left it to specc."""
     limit = imported.program.model.max_position or DEFAULT_MAX_MODEL_LEN
     return replace(
         request,
         max_model_len=request.max_model_len or min(limit, DEFAULT_MAX_MODEL_LEN),
-        num_speculative_tokens=request.num_speculative_tokens or DEFAULT_K,
     )
 
 

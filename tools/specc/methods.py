@@ -16,7 +16,7 @@ from specc.passes import Pipeline, pipelines
 from specc.passes.pipelines import Shape
 from specc.passes.quantise_weights import QuantiseWeights
 from specc.progress import Progress
-from specc.request import DEFAULT_K, CompileRequest
+from specc.request import CompileRequest, draft_lengths
 from specc.trained import TRAINED
 
 CALIBRATION_TOKENS = 512
@@ -41,11 +41,10 @@ class Choice:
 
 
 def pipeline_for(request: CompileRequest, imported: ImportedModel, progress: Progress) -> Choice:
-    """The pipeline for `request.method`; its K and context are set."""
-    assert request.num_speculative_tokens is not None
+    """The pipeline for `request.method`; its context is set."""
     assert request.max_model_len is not None
     shape = Shape(
-        tuple(sorted({0, *request.num_speculative_tokens})), request.max_model_len, request.prefill_chunk,
+        tuple(sorted({0, *draft_lengths(request)})), request.max_model_len, request.prefill_chunk,
         kv_cache_dtype=request.kv_cache_dtype, weights=_weights(request), draft_ids=_draft_ids(request, imported),
     )  # fmt: skip
     return _PIPELINES[request.method](request, imported, shape, progress)
@@ -153,7 +152,7 @@ def _trained(
     )
     if dropped := [k for k in shape.num_speculative_tokens if k > spec.most_drafts]:
         kept = tuple(k for k in shape.num_speculative_tokens if k <= spec.most_drafts)
-        if request.num_speculative_tokens != DEFAULT_K:
+        if request.num_speculative_tokens is not None:
             raise flags.bad_value(
                 "--num-speculative-tokens", f"at most {spec.most_drafts}, which this drafter gives at once", dropped[0]
             )  # fmt: skip

@@ -26,6 +26,11 @@ _IN_THE_GRAPH = ("draft_model", "layerskip", "eagle:adaptive")
 MOST_DRAFTS = 32
 DEFAULT_K = (0, 2, 4, 8)
 """K where the user names none."""
+
+HOST_DRAFTERS = ("ngram", "suffix")
+HOST_K = (*DEFAULT_K, 16)
+"""The same for drafters on the host, whose drafts cost nothing and where text is copied are right by the dozen."""
+
 MOST_CHUNK = 512
 
 
@@ -75,6 +80,12 @@ def isa_of(request: CompileRequest) -> str:
         f" {f}" in flags for f in ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
     )
     return ISAS["avx512" if wide else "avx2"]
+
+
+def draft_lengths(request: CompileRequest) -> tuple[int, ...]:
+    """The K to compile: the user's, or what suits the method. `auto` is judged as the host drafters it begins with."""
+    default = HOST_K if request.method in (*HOST_DRAFTERS, AUTO) else DEFAULT_K
+    return request.num_speculative_tokens or default
 
 
 def provenance_of(request: CompileRequest) -> dict[str, str]:

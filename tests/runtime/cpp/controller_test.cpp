@@ -120,6 +120,46 @@ void check_pays_for_catching_up() {
   CHECK_NOTE(probes >= 3 && probes <= 6, std::to_string(probes));
 }
 
+// Seconds until `tokens` tokens are there, the mean of sessions that share what they learn; `first` is that of the first.
+struct Spent {
+  double first = 0, later = 0;
+};
+Spent spend(const World& world, int tokens) {
+  constexpr int kServers = 100, kSessions = 5;
+  Spent spent;
+  std::mt19937 random(1);
+  std::uniform_real_distribution<double> uniform(0, 1);
+  for (int server = 0; server < kServers; ++server) {
+    RoundCosts costs(world.lengths.size());
+    for (int session = 0; session < kSessions; ++session) {
+      LengthController controller(world.lengths, &costs);
+      double seconds = 0;
+      for (int made = 0; made < tokens;) {
+        const size_t index = controller.choose();
+        size_t accepted = 0;
+        while (accepted < static_cast<size_t>(world.lengths[index]) && uniform(random) < world.acceptance) ++accepted;
+        controller.observe(index, accepted, world.seconds[index] * (0.95 + 0.1 * uniform(random)));
+        seconds += world.seconds[index];
+        made += static_cast<int>(accepted) + 1;
+      }
+      (session == 0 ? spent.first : spent.later) += seconds / (session == 0 ? 1 : kSessions - 1) / kServers;
+    }
+  }
+  return spent;
+}
+
+// Why host drafters have K = 16 by default: whoever cannot use it pays for a round of it, once for all sessions.
+void check_sixteen_is_worth_having(const std::vector<double>& seconds) {
+  const std::vector<int64_t> with{0, 2, 4, 8, 16}, without{0, 2, 4, 8};
+  for (const double acceptance : {0.0, 0.1, 0.3, 0.6}) {
+    const Spent more = spend({with, seconds, acceptance}, 128), less = spend({without, seconds, acceptance}, 128);
+    CHECK_NOTE(more.first < less.first + seconds[4], std::to_string(more.first - less.first));
+    CHECK_NOTE(more.later < 1.01 * less.later, std::to_string(more.later / less.later));
+  }
+  const Spent more = spend({with, seconds, 1}, 512), less = spend({without, seconds, 1}, 512);
+  CHECK_NOTE(more.later < 0.95 * less.later, std::to_string(more.later / less.later));
+}
+
 }  // namespace
 
 void controller_test() {
@@ -137,6 +177,9 @@ void controller_test() {
   check_starts_from_shared_costs();
 
   check_pays_for_catching_up();
+
+  check_sixteen_is_worth_having({1.0, 1.02, 1.06, 1.17, 1.5});  // seconds of 1, 3, 5, 9, 17 rows: float32
+  check_sixteen_is_worth_having({1.0, 1.0, 1.31, 1.77, 2.4});   // int8
 
   // What was switched off is found again when the text becomes easy.
   LengthController controller({0, 2, 4});

@@ -62,7 +62,8 @@ def main(
             machine and says why it chose.
         drafter: Model that drafts, for draft_model (the same tokenizer as MODEL); or the folder or hub id
             of a trained drafter. mtp without it takes the layer in MODEL's own files.
-        num_speculative_tokens: The K to compile, as in 0,2,4,8, at most 32; 0 is always added.
+        num_speculative_tokens: The K to compile, as in 0,2,4,8, at most 32; 0 is always added. Left
+            out, 0,2,4,8, and 16 for ngram and suffix.
         draft_layers: Layers that layerskip drafts with, as in 0,1,27; left out, calibrated.
         depths: Depths that eagle:adaptive may draft with, as in 2,4,7.
         draft_vocab_size: Tokens that draft_model, layerskip and eagle:adaptive may propose, the most

@@ -13,7 +13,7 @@ from specc import flags, output
 from specc.commands.compile_ import request_of
 from specc.flags import Json, Switch
 from specc.progress import JsonProgress, Progress, TerminalProgress
-from specc.request import METHODS, CompileRequest
+from specc.request import METHODS, CompileRequest, draft_lengths
 
 if TYPE_CHECKING:
     from specc.passes import Pass, PassResult
@@ -225,7 +225,7 @@ def _bisect(
     if imported.eager is None:
         what = f"{request.model} has no eager form to compare with"
         raise flags.conflict(what, "leave --bisect out")
-    widest = max(request.num_speculative_tokens or (8,))
+    widest = max(draft_lengths(request))
     tokens = short_prompt(imported.program.model.vocab_size, widest)
     bisector = Bisector(imported.eager, tokens)
     bisector.judge(imported.program, "import", 0)
