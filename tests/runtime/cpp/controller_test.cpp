@@ -99,8 +99,8 @@ void check_starts_from_shared_costs() {
   CHECK(fourth.choose() > 0);
 }
 
-// A drafter that must catch up on every round without it, at 6% of the time it was left out: four times the share of the
-// time that probes may take, so each waits four times as long as the one before.
+// A drafter that must catch up on every round without it, at 6% of the time it was left out: four times the share that
+// probes may take, so each waits four times as long as the one before.
 void check_pays_for_catching_up() {
   LengthController controller({0, 2, 4});
   int behind = 0, probes = 0, last_gap = 0;
@@ -120,7 +120,7 @@ void check_pays_for_catching_up() {
   CHECK_NOTE(probes >= 3 && probes <= 6, std::to_string(probes));
 }
 
-// Seconds until `tokens` tokens are there, the mean of sessions that share what they learn; `first` is that of the first.
+// Mean seconds until `tokens` tokens are there, in the first of some sessions that share costs, and in the later ones.
 struct Spent {
   double first = 0, later = 0;
 };

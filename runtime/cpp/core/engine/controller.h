@@ -13,11 +13,11 @@ namespace specc {
 // Maximises expected tokens per second, (1 + sum over j of prod over i<=j of acceptance_i) / seconds(K), over the
 // artifact's draft lengths. 0 is always among them: speculation that loses is switched off, and retried now and then.
 //
-// It begins with a few rounds of 0 and of the shortest draft, unless other sessions know what they cost. A longer one is tried only while it could still be the
-// best if it cost no more than the next shorter one; what cannot pay is not paid for. Later, trying what seems to lose
-// may cost a fixed small share of the time. What a drafter is to be caught up on grows with the rounds without it, and is
-// known only once it was done: it is charged to that share afterwards, so that where catching up costs the share s of
-// the time it spans, each probe waits about s / kProbeShare times as long as the one before.
+// It begins with a few rounds of 0 and of the shortest draft, unless other sessions know what they cost. A longer one
+// is tried only while it could still be the best if it cost no more than the next shorter one; what cannot pay is not
+// paid for. Later, trying what seems to lose may cost a fixed small share of the time. Catching a drafter up costs more
+// the longer it was left out, and is charged to that share once it was done: where it costs a larger share s of the
+// time it spans, each probe waits about s / kProbeShare times as long as the one before.
 class LengthController {
  public:
   // lengths: ascending, begins with 0. shared: begin with these costs and publish what is learnt; may be null.
