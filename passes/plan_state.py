@@ -93,7 +93,7 @@ class PlanState(Pass):
             return PassResult(program, modified=False)
         quantised = _quantised(program)
         state = {name: self._planned(b, quantised) for name, b in program.state.items()}
-        features = _features(program)
+        cached = _given_caches(program)
         functions = {}
         for name, function in program.functions.items():
             graph, copies = copy_graph(function.graph)
@@ -101,7 +101,7 @@ class PlanState(Pass):
                 if (buffer := state_name(node)) is not None:
                     node.meta["type"] = state[buffer].type
             for node in function.inputs:
-                type_ = self._sized(node.meta["type"], quantised, node not in features)
+                type_ = self._sized(node.meta["type"], quantised, node in cached)
                 copies[node].meta["type"] = type_
             functions[name] = Function(name, function.role, graph, function.outputs)
         rewritten = replace(
@@ -130,7 +130,7 @@ class PlanState(Pass):
         return replace(buffer, type=type_, zone=zone)
 
     def _sized(self, type_: TensorType, quantised: bool, cache: bool) -> TensorType:
-        """Only caches and features have S rows, and leaves get them as inputs."""
+        """With a number in place of S; of a cache, in the type that caches have as well."""
         if "S" not in type_.shape:
             return type_
         held = self.max_model_len * self.max_num_seqs
@@ -144,13 +144,13 @@ class PlanState(Pass):
         return TensorType(chosen, type_.shape)
 
 
-def _features(program: SpeculativeProgram) -> set[fx.Node]:
-    """Inputs of leaves that are a drafter's features: these are never rounded, as hidden states may exceed halves."""
+def _given_caches(program: SpeculativeProgram) -> set[fx.Node]:
+    """Inputs of leaves that a cache is passed to. Nothing else is rounded: hidden states may exceed halves."""
     calls = [n for f in program.functions.values() for n in f.graph.nodes if n.op == "call_module"]
     pairs = (
         p for n in calls for p in zip(n.args, program.functions[str(n.target)].inputs, strict=True)
     )
-    names = {n for n, b in program.state.items() if b.kind is StateKind.FEATURES}
+    names = {n for n, b in program.state.items() if b.kind is StateKind.KV_CACHE}
     return {
         taken for given, taken in pairs if isinstance(given, fx.Node) and state_name(given) in names
     }

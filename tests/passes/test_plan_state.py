@@ -2,8 +2,9 @@ from dataclasses import replace
 
 from expecttest import assert_expected_inline
 
-from specc.ir import Encoding, TensorType, Weight, check
+from specc.ir import Encoding, Function, Role, TensorType, Weight, check
 from specc.ir.encodings import Packing
+from specc.ir.graphs import Builder
 from specc.passes.plan_state import PlanState
 from tests.passes import toy
 
@@ -132,3 +133,16 @@ def test_features_are_not_rounded_with_the_caches() -> None:
     types = {name: str(buffer.type) for name, buffer in planned.state.items()}
     assert types["features"] == "f32[1, 16, 4]"
     assert types["drafter.k.0"] == types["target.k.0"] == "f16[1, 16, 4]"
+
+
+def test_only_what_a_cache_is_passed_to_is_a_cache() -> None:
+    """A leaf may take other tables of S rows, which keep their type."""
+    builder = Builder()
+    table = builder.input("table", TensorType("f32", ("S", 4)))
+    loose = Function("loose", Role.LEAF, builder.output(table), ("table",))
+    program = toy.after("build-accept").with_functions(loose)
+    planned = PlanState(16, kv_cache_dtype="f16")(program).program
+    check(planned)
+    (kept,) = planned.functions["loose"].inputs
+    assert str(kept.meta["type"]) == "f32[16, 4]"
+    assert str(planned.state["target.k.0"].type) == "f16[1, 16, 4]"
