@@ -33,6 +33,35 @@ def test_bytes_that_are_no_text_are_not_lost(data: bytes) -> None:
     assert "".join(streamed(by_bytes, data)) == by_bytes(data)
 
 
+@given(
+    st.lists(
+        st.sampled_from([b"\xff", b"\xf0\x9f", b"\x8e", b"\x89", b"a", b"\xe2\x82\xac\xff"]),
+        max_size=40,
+    )
+)
+def test_tokens_of_stray_bytes_are_not_lost(blocks: list[bytes]) -> None:
+    def decode(ids: Sequence[int]) -> str:
+        return b"".join(blocks[i] for i in ids).decode("utf-8", "replace")
+
+    assert "".join(streamed(decode, range(len(blocks)))) == decode(range(len(blocks)))
+
+
+@pytest.mark.parametrize("tail", [b"", "🎉!".encode()])
+def test_endless_stray_bytes_take_linear_work(tail: bytes) -> None:
+    decoded = 0
+
+    def decode(ids: Sequence[int]) -> str:
+        nonlocal decoded
+        decoded += len(ids)
+        return by_bytes(ids)
+
+    data = b"\xff" * 2000 + tail
+    pieces = streamed(decode, data)
+    assert "".join(pieces) == by_bytes(data)
+    assert all(pieces[10:1990]), "given out as they come"
+    assert decoded < 50 * len(data)
+
+
 @pytest.mark.parametrize("size", range(1, 9))
 def test_whatever_the_tokens_are(size: int) -> None:
     data = "🎉🔥 ∑ 日本語, naïve ﷽".encode()

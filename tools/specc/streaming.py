@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 _UNFINISHED = "\N{REPLACEMENT CHARACTER}"
+_MOST_WAITING = 3
+"""Bytes, and so U+FFFD, at the end of a text that more tokens may make a character: UTF-8 has at most 4."""
 
 
 class TextStream:
@@ -12,7 +14,7 @@ class TextStream:
 
     A token may hold part of a character, and a token's text may depend on its neighbours. So what
     is decoded is the tokens since the last whole piece, together with the piece before it, and text
-    that ends in U+FFFD waits for more.
+    that ends in U+FFFD waits for more; of bytes that are no character, those that none can become are given out.
     """
 
     def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
@@ -26,10 +28,25 @@ class TextStream:
         self._ids.append(token)
         before = self._decode(self._ids[self._context : self._shown])
         text = self._decode(self._ids[self._context :])
-        if len(text) <= len(before) or text.endswith(_UNFINISHED):
+        if text.endswith(_UNFINISHED):
+            return self._hopeless(before, text)
+        if len(text) <= len(before):
             return ""
         self._context, self._shown = self._shown, len(self._ids)
         return text[len(before) :]
+
+    def _hopeless(self, before: str, text: str) -> str:
+        """Of `text`, what follows `before` and comes too early to be part of an unfinished character."""
+        final = len(text) - _MOST_WAITING
+        if final <= len(before):
+            return ""
+        for end in range(len(self._ids) - 1, self._shown, -1):
+            part = self._decode(self._ids[self._context : end])
+            if len(before) < len(part) <= final and text.startswith(part):
+                # (A character's bytes are told from stray ones by what stands before them.)
+                self._context, self._shown = max(self._context, end - _MOST_WAITING - 1), end
+                return part[len(before) :]
+        return ""
 
     def finish(self) -> str:
         """The rest, whole or not."""
