@@ -47,8 +47,10 @@ class Stage:
         self.metrics.turned(job, progress, seen)
 
     def ended(self, job: Job) -> None:
-        self.metrics.ended(job)
-        self._over.release()
+        try:
+            self.metrics.ended(job)
+        finally:
+            self._over.release()
 
     def job(
         self, hear: Callable[[Job, Event], object] | None = None, *, prompt: tuple[int, ...] = PROMPT,
@@ -191,6 +193,35 @@ def test_what_fails_does_not_touch_the_others(stage: Make, artifact: Artifact) -
     assert on.scheduler.alive
 
 
+@pytest.mark.parametrize("where", ["read", "turned", "ended", "deliver"])
+def test_a_fault_in_telling_one_text_ends_that_alone(
+    stage: Make, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    on = stage(capacity=2)
+
+    def fail(job: Job, *_: object) -> None:
+        if job is bad:
+            raise ZeroDivisionError("a fault of our own")
+
+    bad = on.job(fail if where == "deliver" else None)
+    good = on.job()
+    if where == "read":
+        monkeypatch.setattr(bad, "read", lambda progress: fail(bad))
+    elif where == "turned":
+        counted = on.metrics.turned
+        monkeypatch.setattr(on.metrics, "turned", lambda *a: (fail(*a), counted(*a)))
+    elif where == "ended":
+        ended = on.metrics.ended
+        monkeypatch.setattr(on.metrics, "ended", lambda job: (fail(job), ended(job)))
+    on.play(bad, good)
+    assert on.scheduler.alive
+    assert (good.reason, len(good.token_ids)) == ("length", 30)
+    assert bad.reason == ("length" if where == "ended" else "error")
+    codes = [e.error.code for job, e in on.told if e.error is not None and job is bad]
+    assert set(codes) == (set() if where == "ended" else {"SPECC-E0100"})
+    assert on.scheduler.running == 0
+
+
 def test_whoever_waits_is_told_when_the_worker_ends(
     stage: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,11 +229,11 @@ def test_whoever_waits_is_told_when_the_worker_ends(
     died: list[object] = []
     monkeypatch.setattr(threading, "excepthook", lambda about: died.append(about.exc_value))
 
-    def hear(job: Job, event: Event) -> None:
-        if event.error is None:
-            raise ZeroDivisionError("a fault of our own")
+    def turn(slots: object) -> object:
+        raise ZeroDivisionError("a fault of our own")
 
-    jobs = [on.job(hear), on.job()]
+    monkeypatch.setattr(on.slots, "turn", turn)
+    jobs = [on.job(), on.job()]
     on.play(*jobs)
     assert [e.error.code for _, e in on.told if e.error is not None] == ["SPECC-E0100"] * 2
     on.scheduler.stop()

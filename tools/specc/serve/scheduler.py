@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -13,6 +14,8 @@ from specc.errors import RequestError, SpeccError
 from specc.runtime import Stats
 from specc.serve.slots import Ask, Progress, Slots
 from specc.streaming import StopStrings, TextStream
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,12 @@ class Job:
     def _event(self, text: str, tokens: tuple[int, ...], finish: str) -> Event:
         self.token_ids += tokens
         return Event(text, tokens, finish)
+
+
+def _internal(failure: Exception) -> SpeccError:
+    return SpeccError(
+        "SPECC-E0100", f"internal error: {type(failure).__name__}: {failure}", cure="report it"
+    )
 
 
 def stopped() -> RequestError:
@@ -149,16 +158,22 @@ class Scheduler:
                 self._drop_overdue()
                 self._admit()
                 for slot, progress in self._slots.turn(list(self._running)):
+                    job = self._running[slot]
                     if isinstance(progress, SpeccError):
-                        self._fail(self._running[slot], progress)
+                        self._fail(job, progress)
                         self._close(slot)
-                    else:
-                        self._tell(slot, self._running[slot], progress)
+                        continue
+                    try:
+                        self._tell(slot, job, progress)
+                    except (
+                        Exception
+                    ) as failure:  # of reading or telling this text, not of the others
+                        _LOG.exception("a text could not be told")
+                        self._fail(job, _internal(failure))
+                        if slot in self._running:
+                            self._close(slot)
         except Exception as failure:  # nobody may wait for ever; /health tells
-            error = SpeccError(
-                "SPECC-E0100", f"internal error: {type(failure).__name__}: {failure}",
-                cure="report it",
-            )  # fmt: skip
+            error = _internal(failure)
             raise
         finally:
             self._abandon(error)
@@ -200,8 +215,8 @@ class Scheduler:
             job.admitted = time.monotonic()
             try:
                 self._running[self._slots.open(job.ask)] = job
-            except SpeccError as error:
-                self._fail(job, error)
+            except Exception as error:
+                self._fail(job, error if isinstance(error, SpeccError) else _internal(error))
                 self._end(job)
 
     def _overdue(self, job: Job) -> bool:
@@ -231,7 +246,10 @@ class Scheduler:
 
     def _fail(self, job: Job, error: SpeccError) -> None:
         job.reason = "error"
-        job.deliver(Event(error=error))
+        try:
+            job.deliver(Event(error=error))
+        except Exception:  # whoever listened is gone
+            _LOG.exception("an error could not be told")
 
     def _close(self, slot: Any) -> None:
         job = self._running[slot]
@@ -242,4 +260,7 @@ class Scheduler:
 
     def _end(self, job: Job) -> None:
         job.ended = time.monotonic()
-        self._observer.ended(job)
+        try:
+            self._observer.ended(job)
+        except Exception:  # a text that is not counted is no reason to end the others
+            _LOG.exception("a text could not be counted")
