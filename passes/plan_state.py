@@ -42,7 +42,7 @@ class PlanState(Pass):
     max_model_len: int = 2048
     max_num_seqs: int = 1
     kv_cache_dtype: str = "auto"
-    """Of caches: f32, f16, bf16, or auto: f16 where matrices are quantised, else as keys are computed."""
+    """Of caches: f32, f16, bf16, or auto: f16 where matrices have 8 or fewer bits, else as keys are computed."""
 
     def requires(self, program: SpeculativeProgram) -> None:
         limit = program.model.max_position

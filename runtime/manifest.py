@@ -232,9 +232,15 @@ class Manifest:
         )
 
     @property
-    def quantised(self) -> tuple[str, ...]:
+    def reduced(self) -> tuple[str, ...]:
         """Encodings of fewer than 32 bits that weights are in, in order of their names."""
         return tuple(sorted({m.encoding for m in self.packed.values()} - {"f32"}))
+
+    @property
+    def approximations(self) -> tuple[str, ...]:
+        """All that makes the artifact another model than its original: `reduced` weights, and caches."""
+        caches = sorted({b.dtype for b in self.state} & {"f16", "bf16"})
+        return (*self.reduced, *(f"{dtype} caches" for dtype in caches))
 
     @property
     def speculates(self) -> bool:

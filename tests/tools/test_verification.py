@@ -22,6 +22,7 @@ from specc.verification import (
     first_difference,
     planted_drafter,
 )
+from tests.conftest import compiled
 
 TOKENS = st.lists(st.integers(0, 9))
 
@@ -143,6 +144,25 @@ def test_against_eager(
         assert first.arm == "eager"
         assert first.margin is not None
         assert abs(first.margin - change[position or 0]) < 1e-4
+
+
+def test_rounded_caches_are_no_mismatch_with_the_original(
+    tiny_model: Path, shared_folder: Path
+) -> None:
+    """What the original says then is counted; what the arms say is judged all the same."""
+    path = shared_folder / "tiny-halves.specc"
+    compiled(tiny_model, path, "ngram", kv_cache_dtype="f16")
+    with Artifact.load(path) as artifact:
+        assert (artifact.manifest.reduced, artifact.manifest.approximations) == (
+            (),
+            ("f16 caches",),
+        )
+        limits = Limits(max_tokens=6, ignore_eos=True)
+        report = Verifier(artifact, limits, eager_like(artifact, {2: 0.5})).run(PROMPTS)
+    assert (report.count(Verdict.EXACT), report.divergences) == (2, [])
+    assert (report.agreed, report.tokens) == (10, 12)
+    assert "f16 caches" in render(report)
+    assert "10 of 12 tokens" in render(report)
 
 
 def test_an_arm_that_says_something_else_is_a_mismatch(tiny_artifact: Path) -> None:

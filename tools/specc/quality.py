@@ -72,7 +72,7 @@ def measure_quality(artifact: Artifact, eager: Eager, ids: Sequence[int]) -> Qua
 def payload(found: Quality, manifest: Manifest) -> dict[str, object]:
     """For JSON."""
     return {
-        "quantised": manifest.quantised,
+        "approximations": manifest.approximations,
         "tokens": found.tokens,
         "perplexity": found.perplexity,
         "original_perplexity": found.original_perplexity,
@@ -85,7 +85,7 @@ def payload(found: Quality, manifest: Manifest) -> dict[str, object]:
 def render(found: Quality, manifest: Manifest) -> str:
     """For people."""
     rows = [
-        ("weights", ", ".join(manifest.quantised) or "float32"),
+        ("weights", ", ".join(manifest.approximations) or "float32"),
         ("tokens predicted", str(found.tokens)),
         ("perplexity", f"{found.perplexity:.4f}"),
         ("of the original, in float32", f"{found.original_perplexity:.4f}"),

@@ -62,8 +62,8 @@ class Divergence:
 class Report:
     """Verdicts by prompt, and every divergence.
 
-    `quantised`: the artifact's weights are in these encodings, so the original model is another one. Then what it says
-    is no verdict, but counted: `agreed` of `tokens` are its first choice too, given the same tokens before.
+    `approximations`: what the artifact rounds that the original model does not, so that this is another one. Then what
+    it says is no verdict, but counted: `agreed` of `tokens` are its first choice too, given the same tokens before.
     """
 
     arms: list[str]
@@ -71,7 +71,7 @@ class Report:
     divergences: list[Divergence] = field(default_factory=list)
     tokens: int = 0
     eager: bool = False
-    quantised: tuple[str, ...] = ()
+    approximations: tuple[str, ...] = ()
     agreed: int = 0
 
     def add(self, prompt: str, tokens: int, found: Sequence[Divergence]) -> None:
@@ -136,9 +136,9 @@ class Verifier:
 
     def run(self, prompts: Sequence[Prompt], done: Callable[[int], None] | None = None) -> Report:
         """The report over all prompts; `done` is told the number finished after each."""
-        quantised = self._artifact.manifest.quantised
+        approximations = self._artifact.manifest.approximations
         arms = [a.name for a in self._arms]
-        report = Report(arms, eager=self._eager is not None, quantised=quantised)
+        report = Report(arms, eager=self._eager is not None, approximations=approximations)
         for number, prompt in enumerate(prompts, 1):
             ids = prompt.ids(self._artifact, self._limits.max_tokens)
             plain = self._generate(ids, Arm("plain", 0), ())
@@ -148,7 +148,7 @@ class Verifier:
                 found += self._against_plain(prompt.name, ids, sampled, HEAT)
             if self._eager is not None:
                 differing = list(self._against_eager(prompt.name, ids, plain.token_ids))
-                if quantised:
+                if approximations:
                     report.agreed += len(plain.token_ids) - len(differing)
                 else:
                     found += differing

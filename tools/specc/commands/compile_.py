@@ -77,7 +77,7 @@ def main(
         quant: Weights' form: none is float32; int8; int4 (embedding and head in 8 bits); keep, a GGUF's own blocks
             of Q4_0, Q4_1 or Q8_0; bf16; or an encoding such as q4g64 or q4mg128.
         quant_rounding: nearest, or mse: scales of least squared error.
-        kv_cache_dtype: f32, f16 or bf16; auto is f16 where weights are quantised, else f32.
+        kv_cache_dtype: f32, f16 or bf16; auto is f16 where weights have 8 or fewer bits, else f32.
         max_model_len: Most tokens of a text; left out, it follows from the model.
         prefill_chunk: Prompt tokens of one call, 1 to 512.
         artifact: Directory to write. Nothing is left there if compiling fails.
@@ -157,7 +157,7 @@ def summary(manifest: Manifest) -> str:
     size = human_bytes(total_bytes(manifest))
     ks = ",".join(map(str, manifest.num_speculative_tokens))
     lossless = "lossless" if manifest.lossless else "NOT lossless"
-    weights = f"weights {' '.join(manifest.quantised)}, " if manifest.quantised else ""
+    weights = f"weights {' '.join(manifest.reduced)}, " if manifest.reduced else ""
     return f"method {manifest.method}, K {ks}, {lossless}, {weights}{manifest.device.isa}, {size}"
 
 
@@ -168,7 +168,7 @@ def described(manifest: Manifest) -> dict[str, object]:
         "method": manifest.method,
         "num_speculative_tokens": manifest.num_speculative_tokens,
         "lossless": manifest.lossless,
-        "quantised": manifest.quantised,
+        "approximations": manifest.approximations,
         "backend": manifest.backend,
         "device": vars(manifest.device),
         "max_model_len": manifest.model.max_model_len,

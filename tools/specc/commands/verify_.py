@@ -83,14 +83,14 @@ def payload(report: Report) -> dict[str, object]:
         "first_divergence": asdict(first) if first else None,
         "divergences": [asdict(d) for d in report.divergences],
         "arms": ["plain", *report.arms, *(["eager"] if report.eager else [])],
-        "quantised": report.quantised,
+        "approximations": report.approximations,
         "agreement_with_original": _agreement(report),
     }
 
 
 def _agreement(report: Report) -> dict[str, object] | None:
-    """Where weights are quantised: tokens that are the original model's first choice as well."""
-    if not (report.quantised and report.eager):
+    """Of an artifact that rounds: tokens that are the original model's first choice as well."""
+    if not (report.approximations and report.eager):
         return None
     share = report.agreed / report.tokens if report.tokens else 1.0
     return {"tokens": report.tokens, "agreed": report.agreed, "share": share}
@@ -99,7 +99,7 @@ def _agreement(report: Report) -> dict[str, object] | None:
 def render(report: Report) -> str:
     """For people."""
     arms = ", ".join(report.arms)
-    judged = report.eager and not report.quantised
+    judged = report.eager and not report.approximations
     compared = f"plain, {arms}{', eager' if judged else ''}"
     lines = [
         f"{len(report.verdicts)} prompts, {report.tokens} tokens: "
@@ -110,7 +110,7 @@ def render(report: Report) -> str:
         lines.append("the original model was not asked (--no-eager)")
     if (agreement := _agreement(report)) is not None:
         lines.append(
-            f"weights are quantised ({', '.join(report.quantised)}), so the original model is another one: "
+            f"another model than the original, as it rounds ({', '.join(report.approximations)}): "
             f"{agreement['agreed']} of {report.tokens} tokens ({agreement['share']:.1%}) are its first choice too"
         )
     if (first := report.first_divergence) is not None:
