@@ -18,7 +18,7 @@ from specc.backends.inductor import leaves
 from specc.backends.inductor.phases import pack_weights, unpacked
 from specc.backends.inductor.toolchain import Toolchain
 from specc.backends.plan import plans_of
-from specc.cache import Pieces
+from specc.cache import Pieces, inductor_settings
 from specc.errors import BackendError
 from specc.ir import Function, Role, SpeculativeProgram
 from specc.ir.printer import function_lines
@@ -99,7 +99,7 @@ def _identity(function: Function, isa: str) -> str:
     text = function_lines(replace(function, name="leaf"))
     generator = Path(leaves.__file__).read_text()
     options = sorted(map(str, leaves.options(isa, "").items()))
-    identity = "\0".join([*text, isa, torch.__version__, generator, *options])
+    identity = "\0".join([*text, isa, torch.__version__, generator, *options, *inductor_settings()])
     return hashlib.sha256(identity.encode()).hexdigest()[:32]
 
 

@@ -176,7 +176,7 @@ class Toolchain:
         """Run the compiler in `folder`, in a process group of its own."""
         process = subprocess.Popen(
             command, cwd=folder, text=True, start_new_session=True, stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env={**os.environ, "LC_ALL": "C"},
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=_environment(),
         )  # fmt: skip
         self._running.add(process)
         try:
@@ -192,6 +192,12 @@ class Toolchain:
                 found="; ".join(lines[:5]) or told[-400:],
                 cure="run `specc doctor`, and report it with this text",
             )  # fmt: skip
+
+
+def _environment() -> dict[str, str]:
+    """Without folders to search first, which no key of the cache knows the content of."""
+    elsewhere = ("CPATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH")
+    return {**{k: v for k, v in os.environ.items() if k not in elsewhere}, "LC_ALL": "C"}
 
 
 def _version(compiler: str) -> str:

@@ -142,6 +142,8 @@ def test_what_an_artifact_depends_on(model: Path, monkeypatch: pytest.MonkeyPatc
     differs()
     monkeypatch.setenv("CXX", "cc")
     differs()
+    monkeypatch.setenv("TORCHINDUCTOR_MAX_FUSION_SIZE", "1")
+    differs()
     model.rename(model.with_name("renamed"))
     model = model.with_name("renamed")
     differs()
@@ -162,6 +164,49 @@ def test_a_model_that_changed_meanwhile_is_not_kept(
     monkeypatch.setattr(driver, "compile_model", meddle)
     compile_kept(request(model), SilentProgress())
     assert not (folder / "artifacts").exists()
+
+
+def test_what_was_measured_is_not_kept(
+    model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from specc import driver
+
+    compile_model = driver.compile_model
+
+    def choose(asked: CompileRequest, progress: Any) -> Any:
+        """As if measuring had found this best."""
+        return compile_model(replace(asked, method="none"), progress)
+
+    monkeypatch.setattr(driver, "compile_model", choose)
+    for output in ("a.specc", "b.specc"):
+        compile_kept(request(model, output, method="auto"), SilentProgress())
+        assert (model.parent / output / "manifest.json").is_file()
+    assert not (folder / "artifacts").exists()
+
+
+def test_generated_code_depends_on_the_settings_of_inductor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from specc.backends.inductor import lower
+    from specc.ir import Role
+    from tests.passes import toy
+
+    program = toy.after("build-accept")
+    leaf = next(f for f in program.functions.values() if f.role is Role.LEAF)
+    before = lower._identity(leaf, "x86-64-v3")
+    assert lower._identity(leaf, "x86-64-v3") == before
+    monkeypatch.setenv("TORCHINDUCTOR_MAX_FUSION_SIZE", "1")
+    assert lower._identity(leaf, "x86-64-v3") != before
+
+
+@pytest.mark.parametrize("name", ["CPATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH"])
+def test_the_compiler_searches_no_folders_that_no_key_knows(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    from specc.backends.inductor.toolchain import Toolchain
+
+    monkeypatch.setenv(name, str(tmp_path))
+    Toolchain("x86-64-v3")._run(["sh", "-c", f'test -z "${name}"'], "nothing")
 
 
 def test_too_large_to_keep(

@@ -47,7 +47,8 @@ def compile_kept(request: CompileRequest, progress: Progress) -> CompileReport:
     """`specc.driver.compile_model`, unless the same was compiled before. Raises what that raises."""
     began = time.monotonic()
     key = None
-    if request.backend in _BACKENDS:
+    # (A method that was measured depends on the machine and on what else it did then: measure again.)
+    if request.backend in _BACKENDS and request.method != AUTO:
         with progress.phase("look for the same artifact"):
             key = key_of(request)
             known = _fetch(key, request)
@@ -76,7 +77,7 @@ def key_of(request: CompileRequest) -> str:
         request.calibration and cache.sha256(request.calibration), _source(), sys.version,
         [f"{name} {version(name)}" for name in _PACKAGES],
         compiler, compiler and _first_line([compiler, "--version"]),
-        _machine() if request.method == AUTO else "",
+        cache.inductor_settings(),
     ]  # fmt: skip
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
@@ -102,14 +103,6 @@ def _source() -> str:
 def _first_line(command: list[str]) -> str:
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     return (result.stdout.splitlines() or [""])[0]
-
-
-def _machine() -> str:
-    """What a measured choice of method depends on."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    model = next((line for line in lines if line.startswith("model name")), "")
-    return f"{model} {len(os.sched_getaffinity(0))}"
 
 
 def _fetch(key: str, request: CompileRequest) -> CompileReport | None:

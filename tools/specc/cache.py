@@ -113,6 +113,11 @@ def _being_made(path: Path) -> threading.Lock:
     return _locks.setdefault(path, threading.Lock())
 
 
+def inductor_settings() -> list[str]:
+    """What the environment tells torch's Inductor, on which generated code depends."""
+    return sorted(f"{k}={v}" for k, v in os.environ.items() if k.startswith("TORCHINDUCTOR_"))
+
+
 def sha256(path: Path) -> str:
     """The hash of a file's content."""
     with path.open("rb") as stream:
