@@ -63,6 +63,25 @@ def test_passes_that_run_when_asked_for_can_be_explained_and_seen(
     assert "#bf16" in out
 
 
+def test_caches_of_another_type_are_shown(capsys: pytest.CaptureFixture[str], model: str) -> None:
+    code, out = opt(
+        capsys, model, *SMALL, "--kv-cache-dtype", "bf16", "--print-after", "plan-state"
+    )
+    assert code == 0
+    assert "state $target.k.0: bf16[" in out
+    code, out = opt(capsys, model, *SMALL, "--kv-cache-dtype", "f16", "--bisect", "--json")
+    assert code == 2
+    assert "leave out --kv-cache-dtype" in json.loads(out)["error"]["cure"]
+
+
+def test_a_draft_vocabulary_that_trims_nothing(
+    capsys: pytest.CaptureFixture[str], model: str
+) -> None:
+    code, out = opt(capsys, model, "--method", "layerskip", "--draft-vocab-size", 64, "--json")
+    assert code != 0
+    assert json.loads(out)["error"]["code"] == "SPECC-E0238"
+
+
 def test_explain_shows_options_and_promises() -> None:
     text = explain.describe(explain.find_pass("plan-state", "ngram"))
     assert "max_model_len: int = 2048" in text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from specc.driver import build_program
 from specc.errors import ModelError, UsageError
 from specc.ir.importers.source import load_model
 from specc.progress import SilentProgress
-from specc.request import CompileRequest, check_request
+from specc.request import DEFAULT_K, CompileRequest, check_request
 from tests.ir.importers.drafters import synthetic, synthetic_mtp
 from tests.ir.importers.tiny_models import tiny
 
@@ -117,7 +118,11 @@ def test_more_drafts_than_a_drafter_has(tmp_path: Path) -> None:
     drafter = synthetic.medusa(tmp_path / "drafter", model, heads=3)
     request = CompileRequest(
         str(tmp_path / "model"), tmp_path / "out", method="medusa", drafter=str(drafter),
-        num_speculative_tokens=(0, 5), max_model_len=32,
+        max_model_len=32,
     )  # fmt: skip
-    with pytest.raises(UsageError, match="at most 3"):
-        build_program(request, SilentProgress())
+    for asked in ((0, 5), DEFAULT_K):
+        with pytest.raises(UsageError, match="at most 3"):
+            build_program(replace(request, num_speculative_tokens=asked), SilentProgress())
+    # Where none were asked for, specc chooses what there is.
+    program = build_program(request, SilentProgress())
+    assert program.contract.num_speculative_tokens == (0, 2, 3)

@@ -67,7 +67,7 @@ def _draft_ids(request: CompileRequest, imported: ImportedModel) -> tuple[int, .
         return ()
     if size >= known:
         raise ModelError(
-            "SPECC-E0237", f"a draft vocabulary of {size} tokens is no smaller than the model's",
+            "SPECC-E0238", f"a draft vocabulary of {size} tokens is no smaller than the model's",
             expected=f"less than {known}", cure="choose a smaller --draft-vocab-size, or leave it out",
         )  # fmt: skip
     counts = Counter(_encode(imported, calibration_text(request.calibration), VOCABULARY_TOKENS))

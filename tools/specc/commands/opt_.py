@@ -33,6 +33,7 @@ def main(
     calibration: Path | None = None,
     quant: str = "none",
     quant_rounding: str = "nearest",
+    kv_cache_dtype: str = "auto",
     max_model_len: int | None = None,
     prefill_chunk: int = 64,
     print_after: str | None = None,
@@ -51,7 +52,8 @@ def main(
 
     Args:
         model: As for compile. --list and --explain do without.
-        method: none, ngram, suffix, draft_model, layerskip or eagle:adaptive.
+        method: none, ngram, suffix, draft_model, layerskip or eagle:adaptive; or, with a trained drafter,
+            eagle, eagle3, mtp, dflash, dspark or medusa.
         drafter: As for compile.
         num_speculative_tokens: As for compile.
         draft_layers: As for compile.
@@ -61,6 +63,7 @@ def main(
         calibration: As for compile.
         quant: As for compile.
         quant_rounding: As for compile.
+        kv_cache_dtype: As for compile.
         max_model_len: As for compile.
         prefill_chunk: As for compile.
         print_after: Print the program as it is after this pass.
@@ -85,11 +88,16 @@ def main(
         raise flags.conflict(
             "--bisect compares numbers, which --quant changes on purpose", "leave out one of them"
         )
+    if bisect and kv_cache_dtype in ("f16", "bf16"):
+        raise flags.conflict(
+            "--bisect compares numbers, which rounded caches change on purpose",
+            "leave out --kv-cache-dtype",
+        )
     request = request_of(
         model, method=method, drafter=drafter, num_speculative_tokens=num_speculative_tokens,
         draft_layers=draft_layers, depths=depths, drafter_options=drafter_options,
         calibration=calibration, device="cpu", backend="inductor", isa="native",
-        quant=quant, quant_rounding=quant_rounding, kv_cache_dtype="auto",
+        quant=quant, quant_rounding=quant_rounding, kv_cache_dtype=kv_cache_dtype,
         draft_vocab_size=draft_vocab_size,
         max_model_len=max_model_len, prefill_chunk=prefill_chunk, output=Path("unused"),
         force=False,
