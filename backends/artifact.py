@@ -60,7 +60,7 @@ def write_artifact(
         "name": program.name,
         "method": contract.kind,
         "backend": backend,
-        "lossless": True,
+        "lossless": lowered.lossless,
         "device": vars(device),
         "model": {
             "architecture": program.model.architecture,

@@ -84,7 +84,10 @@ class AttachBlock(Pass):
             same("K", there, ks)
             return PassResult(program, modified=False)
         block = _Block(program, spec, spec.block)
-        contract = replace(program.contract, state=DraftState.TARGET, draft_rows=spec.block.size)
+        contract = replace(
+            program.contract, state=DraftState.TARGET, draft_rows=spec.block.size,
+            draft_vocab_size=spec.draft_vocab_size if spec.mapped else 0,
+        )  # fmt: skip
         program = replace(block.program, contract=contract)
         return PassResult(program.with_functions(*map(block.propose, ks)), modified=True)
 

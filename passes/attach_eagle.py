@@ -79,7 +79,10 @@ class AttachEagle(Pass):
             return PassResult(program, modified=False)
         program = replace(program, weights=program.weights.added(weights)).with_state(*caches(spec))
         chain = _Chain(program, self.drafter)
-        contract = replace(program.contract, state=DraftState.OWN, extend="extend", min_length=1)
+        contract = replace(
+            program.contract, state=DraftState.OWN, extend="extend", min_length=1,
+            draft_vocab_size=spec.draft_vocab_size if spec.mapped else 0,
+        )  # fmt: skip
         program = replace(chain.program, contract=contract).with_functions(*chain.functions())
         functions = [_propose(program, k) for k in self.num_speculative_tokens if k]
         return PassResult(program.with_functions(*functions), modified=True)

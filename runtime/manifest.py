@@ -62,11 +62,12 @@ class Model:
 class Drafter:
     """Who drafts.
 
-    `state`: through whose caches, one of STATES. `lag`: rows a round feeds it again. `extend`: the
+    `state`: whose calls write what it drafts through, one of STATES. `lag`: rows a round feeds it again. `extend`: the
     function that fills its own state, where prefill does not. `min_length`: positions before the
     first that it drafts after. `draft_rows`: rows from the root's on that drafting writes.
     `host_drafter`: the runtime's code that drafts, if any does.
-    `options`: what that code reads.
+    `draft_vocab_size`: token ids that a drafter in the rounds may propose; 0: all. `options`: what
+    the code on the host reads.
     """
 
     kind: str
@@ -78,6 +79,7 @@ class Drafter:
     host_drafter: str | None = None
     depths: tuple[int, ...] = ()
     layers: tuple[int, ...] = ()
+    draft_vocab_size: int = 0
     options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -339,6 +341,7 @@ def _drafter(at: Field) -> Drafter:
     if named.value is not None and state.string() != "none":
         raise damaged(named.path, "null, as the drafter has state", named.string())
     extend, minimum, drawn = at.get("extend"), at.get("min_length"), at.get("draft_rows")
+    trimmed = at.get("draft_vocab_size")
     least = 0 if minimum.value is None else minimum.integer(0, 1)
     if extend.value is not None and (state.string() != "own" or not least):
         raise damaged(extend.path, "null, or state own and min_length 1", extend.string())
@@ -355,6 +358,7 @@ def _drafter(at: Field) -> Drafter:
         host_drafter=None if named.value is None else named.string(),
         depths=depths,
         layers=at.get("layers").integers(0, 1 << 20, default=()),
+        draft_vocab_size=0 if trimmed.value is None else trimmed.integer(0, _MOST_TOKENS),
         options=at.get("options").mapping({}),
     )
 

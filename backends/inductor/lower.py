@@ -83,7 +83,7 @@ class InductorBackend:
         shutil.copy(sources.INCLUDE / "specc.h", into / "include/specc.h")
         return Lowered(
             ("model.so", "lib/libspecc.so", "include/specc.h"), plans_of(packed), packed.weights,
-            {"torch": torch.__version__, "compiler": chain.version},
+            {"torch": torch.__version__, "compiler": chain.version}, lossless=True,
         )  # fmt: skip
 
 

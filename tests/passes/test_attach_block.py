@@ -120,3 +120,12 @@ SPECC-E0368 attach-block: a block of the drafter gives 3 drafts
 SPECC-E0366 attach-block: a dspark drafter with this sliding window is not built yet
 SPECC-E0334 attach-block: this was done before, with other options: K""",
     )
+
+
+def test_a_draft_vocabulary_is_declared() -> None:
+    few, before = toy.checkpoint(Kind.DSPARK, vocab=4), _before()
+    few = replace(few, spec=replace(few.spec, markov=None))
+    weights = {"draft." + n: w for n, w in few.weights.items()}
+    trimmed = replace(before, weights=before.weights.replaced(weights))
+    assert PASS(before).program.contract.draft_vocab_size == 0
+    assert replace(PASS, drafter=few)(trimmed).program.contract.draft_vocab_size == 4

@@ -107,6 +107,7 @@ fn propose_2(%root: i64[1], %length: i64[1], %first_row: i64[1], %temperature: f
     )
     contract = after.contract
     assert (contract.state, contract.extend, contract.min_length) == ("own", "extend", 1)
+    assert contract.draft_vocab_size == 0
     toy.assert_twice_is_once(PASS, before)
 
 
@@ -117,6 +118,7 @@ def test_a_draft_vocabulary_is_looked_up() -> None:
     weights = {"draft." + n: w for n, w in few.weights.items()}
     program = replace(program, weights=program.weights.replaced(weights))
     program = AttachEagle(few, (0, 2), toy.POSITIONS)(program).program
+    assert program.contract.draft_vocab_size == 4
     hidden = torch.tensor([[1.0, -2.0, 0.5, 3.0]])
     state = toy.poisoned_state(program)
     one = torch.tensor([0])

@@ -47,6 +47,7 @@ REFUSED_BY_SHAPE: list[tuple[str, object]] = [
     ("drafter.extend", "prefill"),
     ("drafter.min_length", 2),
     ("drafter.draft_rows", -1),
+    ("drafter.draft_vocab_size", -1),
     ("drafter.lag", 2),
     ("drafter.host_drafter", "eagle"),
     ("drafter.options", []),

@@ -47,8 +47,8 @@ struct ModelSpec {
 // Through which caches a drafter drafts.
 enum class DraftState {
   kNone,    // none: drafts are proposed by the engine (or a callback), not by the round function
-  kTarget,  // the target's
-  kOwn,     // its own, which rounds without drafts leave behind
+  kTarget,  // what the target's calls write
+  kOwn,     // caches that its own calls fill, which rounds without drafts leave behind
 };
 
 struct DrafterSpec {
