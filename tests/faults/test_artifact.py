@@ -150,7 +150,7 @@ def speaking(ngram: Artifact) -> tuple[list[int], list[int]]:
 def test_b62_a_character_of_several_tokens_in_a_stream(
     ngram: Artifact, speaking: tuple[list[int], list[int]], k: int
 ) -> None:
-    """Each piece is whole characters, and all of them are the final text."""
+    """All pieces are the final text: half a character given out would show as U+FFFD where the text has it whole."""
     prompt, answer = speaking
     stream = TextStream(ngram.detokenize)
     pieces: list[str] = []
@@ -162,7 +162,6 @@ def test_b62_a_character_of_several_tokens_in_a_stream(
     assert list(found.token_ids) == answer
     assert "".join(pieces) == ngram.detokenize(answer)
     assert sum(map(bool, pieces)) > 10
-    assert not any(piece.endswith("\N{REPLACEMENT CHARACTER}") for piece in pieces[:-1])
     ids = ngram.tokenize("🎉🔥 ∑ 日本語", add_special=False)
     stream = TextStream(ngram.detokenize)
     said = [*map(stream.push, ids), stream.finish()]
