@@ -16,6 +16,7 @@
 #include <thread>
 #include <vector>
 
+#include "bench_pool.h"
 #include "integers.h"
 #include "parallel.h"
 #include "simd.h"
@@ -24,45 +25,6 @@
 specc_host specc::host = {nullptr, nullptr, 1};
 
 namespace {
-
-// The bench's stand-in for the engine's pool: threads that spin on a generation number.
-struct SpinningPool {
-  std::atomic<int64_t> generation{0};
-  std::atomic<int32_t> pending{0};
-  std::atomic<bool> stop{false};
-  void (*body)(void*, int32_t) = nullptr;
-  void* arg = nullptr;
-  int32_t parts = 0;
-  std::vector<std::thread> threads;
-
-  explicit SpinningPool(int count) {
-    for (int i = 1; i < count; i++) threads.emplace_back([this, i] { work(i); });
-  }
-  ~SpinningPool() {
-    stop = true;
-    for (std::thread& thread : threads) thread.join();
-  }
-  void work(int32_t me) {
-    for (int64_t seen = 0; !stop;) {
-      const int64_t now = generation.load(std::memory_order_acquire);
-      if (now == seen) continue;
-      seen = now;
-      if (me < parts) body(arg, me);
-      pending.fetch_sub(1, std::memory_order_release);
-    }
-  }
-  static void run(void* self, int32_t parts, void (*body)(void*, int32_t), void* arg) {
-    SpinningPool& pool = *static_cast<SpinningPool*>(self);
-    pool.body = body;
-    pool.arg = arg;
-    pool.parts = parts;
-    pool.pending.store(static_cast<int32_t>(pool.threads.size()), std::memory_order_relaxed);
-    pool.generation.fetch_add(1, std::memory_order_release);
-    body(arg, 0);
-    while (pool.pending.load(std::memory_order_acquire) != 0) {
-    }
-  }
-};
 
 constexpr int64_t kChainBytes = 96 << 20;
 
@@ -195,8 +157,8 @@ int main(int argc, char** argv) {
   const int repetitions = argc > 2 ? std::atoi(argv[2]) : 7;
   const char* chosen = argc > 3 ? argv[3] : "all";
   if (argc > 4) specc::integer_kernels = kernels_called(argv[4]);
-  SpinningPool pool(threads);
-  specc::host = {SpinningPool::run, &pool, threads};
+  specc::SpinningPool pool(threads);
+  specc::host = {specc::SpinningPool::run, &pool, threads};
   const int64_t shapes[][2] = {{576, 960}, {576, 3072}, {1536, 576}, {576, 49152}};
   std::printf("%d threads; least of %d; integers by %s\n%-8s %-12s %4s %9s %8s %7s %8s %9s\n", threads, repetitions,
               specc::integer_kernels->name, "", "KxN", "M", "us", "t/t(1)", "GB/s", "of limit", "GFLOP/s");
