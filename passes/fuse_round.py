@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -11,13 +10,12 @@ from torch import fx
 
 from specc.ir import Role, Round, SpeculativeProgram, TensorType
 from specc.ir.dialect import ops
-from specc.ir.graphs import Builder
 from specc.ir.program import Function
 from specc.ir.round_inputs import EXTEND_INPUTS, round_inputs
 from specc.passes.base import Pass, PassResult, need, promise
+from specc.passes.propose import RoundWriter
 
 aten = torch.ops.aten
-ONE = TensorType("i64", (1,))
 
 
 @dataclass(frozen=True)
@@ -67,17 +65,12 @@ class FuseRound(Pass):
                 promise(calls[-1].startswith("accept_"), f"{function.name} does not end in accept")
 
 
-class _Round:
+class _Round(RoundWriter):
     """Builds one round function."""
 
     def __init__(self, program: SpeculativeProgram, k: int, depth: int) -> None:
-        self.program, self.k, self.depth = program, k, depth
-        self.builder = Builder()
-        self.root = self._input("root")
-        self.length = self._input("length")
-        self.first_row = self._input("first_row")
-        self.temperature = self._input("temperature")
-        self.seed = self._input("seed")
+        super().__init__(program, k)
+        self.depth = depth
 
     def function(self) -> Function:
         k, builder = self.k, self.builder
@@ -87,7 +80,7 @@ class _Round:
         if drafts:
             tokens = builder.op(aten.cat.default, [self.root, *drafts], type_=block)
         functions = self.program.functions
-        (logits,) = builder.call(functions[f"verify_{k}"], [tokens, *self._place(k + 1, 0)])
+        (logits,) = builder.call(functions[f"verify_{k}"], [tokens, *self.place(0, k + 1)])
         arguments = [tokens, logits, self.length, self.temperature, self.seed]
         results = builder.call(functions[f"accept_{k}"], arguments)
         name = f"round_{k}_d{self.depth}" if self.depth else f"round_{k}"
@@ -110,12 +103,12 @@ class _Round:
             if step == 0 and previous is not None:
                 pair = TensorType("i64", (2,))
                 tokens = self.builder.op(aten.cat.default, [previous, token], type_=pair)
-                logits = self._call("draft_first", tokens, *self._place(2, -1))[0]
+                logits = self.call("draft_first", tokens, *self.place(-1, 2))[0]
                 at = self.length
             else:
-                at, row = self._place(1, step)
-                logits = self._call("draft", token, at, row)[0]
-            token = self._choose(token, logits, at)
+                at, row = self.place(step)
+                logits = self.call("draft", token, at, row)[0]
+            token = self.choice(token, logits, at)
             drafts.append(token)
         return drafts
 
@@ -135,32 +128,15 @@ class _Round:
         drafts: list[fx.Node] = []
         token = self.root
         for step in range(self.k):
-            at, row = self._place(1, step)
-            logits, hidden = self._call(f"draft_d{self.depth}", token, at, row, hidden)
-            token = self._choose(token, logits, at)
+            at, row = self.place(step)
+            logits, hidden = self.call(f"draft_d{self.depth}", token, at, row, hidden)
+            token = self.choice(token, logits, at)
             drafts.append(token)
         return drafts
-
-    def _call(self, name: str, *args: fx.Node) -> list[fx.Node]:
-        return self.builder.call(self.program.functions[name], args)
-
-    def _choose(self, token: fx.Node, logits: fx.Node, at: fx.Node) -> fx.Node:
-        """The token after `token` (at position `at`), by the rule of accept with no drafts."""
-        vocabulary = self.program.model.vocab_size
-        arguments = (token, logits, at, self.temperature, self.seed, vocabulary)
-        return self.builder.ops(ops.accept.default, *arguments, types=(ONE, ONE))[0]
-
-    def _place(self, count: int, offset: int) -> tuple[fx.Node, fx.Node]:
-        """Positions length + offset, ... and their cache rows."""
-        type_ = TensorType("i64", (count,))
-        at = self.length
-        if (count, offset) != (1, 0):
-            at = self.builder.op(ops.positions.default, at, count, offset, type_=type_)
-        return at, self.builder.op(ops.rows.default, at, self.first_row, type_=type_)
 
     def _input(self, name: str) -> fx.Node:
         """An input of the engine's; added late, it still stands in front."""
         graph = self.builder.graph
-        placeholders = [n for n in graph.nodes if n.op == "placeholder"]
-        with graph.inserting_after(placeholders[-1]) if placeholders else nullcontext():
+        last = [n for n in graph.nodes if n.op == "placeholder"][-1]
+        with graph.inserting_after(last):
             return self.builder.input(name, (EXTEND_INPUTS | round_inputs(self.k))[name])

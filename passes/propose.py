@@ -1,4 +1,4 @@
-"""Writes `propose_K`: the K drafts of a round, each chosen as the target will choose."""
+"""Writes functions about one round, `propose_K` first of all: K drafts, each chosen as the target will choose."""
 
 from __future__ import annotations
 
@@ -14,16 +14,49 @@ aten = torch.ops.aten
 ONE = TensorType("i64", (1,))
 
 
-class Proposal:
-    """A function propose_K(root, length, first_row, temperature, seed, ...) -> drafts i64[K], while it is written."""
+class RoundWriter:
+    """What any function about one round needs while it is written: the round's inputs, places and choices."""
 
-    def __init__(self, program: SpeculativeProgram, k: int, **more: TensorType) -> None:
+    def __init__(self, program: SpeculativeProgram, k: int) -> None:
         self.program, self.k, self.builder = program, k, Builder()
         known = round_inputs(k)
         self.root, self.length, self.first_row, self.temperature, self.seed = (
             self.builder.input(name, known[name])
             for name in ("root", "length", "first_row", "temperature", "seed")
         )
+
+    def call(self, name: str, *args: fx.Node) -> list[fx.Node]:
+        """A call of another function."""
+        return self.builder.call(self.program.functions[name], args)
+
+    def position(self, offset: int, count: int = 1) -> fx.Node:
+        """`count` positions from length + offset on."""
+        if (offset, count) == (0, 1):
+            return self.length
+        type_ = TensorType("i64", (count,))
+        return self.builder.op(ops.positions.default, self.length, count, offset, type_=type_)
+
+    def place(self, offset: int, count: int = 1) -> tuple[fx.Node, fx.Node]:
+        """`count` positions from length + offset on, and their cache rows."""
+        at = self.position(offset, count)
+        type_ = TensorType("i64", (count,))
+        return at, self.builder.op(ops.rows.default, at, self.first_row, type_=type_)
+
+    def choice(self, token: fx.Node, logits: fx.Node, at: fx.Node) -> fx.Node:
+        """The token after `token` (at position `at`) from logits f32[1, V], by the rule of accept with no drafts.
+
+        Greedy, or with the noise of its position: as the target will choose.
+        """
+        vocabulary = self.program.model.vocab_size
+        arguments = (token, logits, at, self.temperature, self.seed, vocabulary)
+        return self.builder.ops(ops.accept.default, *arguments, types=(ONE, ONE))[0]
+
+
+class Proposal(RoundWriter):
+    """A function propose_K(root, length, first_row, temperature, seed, ...) -> drafts i64[K], while it is written."""
+
+    def __init__(self, program: SpeculativeProgram, k: int, **more: TensorType) -> None:
+        super().__init__(program, k)
         self.inputs = {name: self.builder.input(name, type_) for name, type_ in more.items()}
         self.drafts: list[fx.Node] = []
 
@@ -32,26 +65,10 @@ class Proposal:
         """The token before the next draft."""
         return self.drafts[-1] if self.drafts else self.root
 
-    def call(self, name: str, *args: fx.Node) -> list[fx.Node]:
-        """A call of another function."""
-        return self.builder.call(self.program.functions[name], args)
-
-    def place(self, offset: int, count: int = 1) -> tuple[fx.Node, fx.Node]:
-        """`count` positions from length + offset on, and their cache rows."""
-        type_, at = TensorType("i64", (count,)), self.length
-        if (offset, count) != (0, 1):
-            at = self.builder.op(ops.positions.default, at, count, offset, type_=type_)
-        return at, self.builder.op(ops.rows.default, at, self.first_row, type_=type_)
-
     def choose(self, logits: fx.Node) -> None:
-        """The next draft from its logits f32[1, V]: greedy, or with the noise of its position."""
-        at = self.length
-        if self.drafts:
-            at = self.builder.op(ops.positions.default, at, 1, len(self.drafts), type_=ONE)
-        arguments = (
-            self.before, logits, at, self.temperature, self.seed, self.program.model.vocab_size,
-        )  # fmt: skip
-        self.drafts.append(self.builder.ops(ops.accept.default, *arguments, types=(ONE, ONE))[0])
+        """The next draft from its logits f32[1, V]."""
+        at = self.position(len(self.drafts))
+        self.drafts.append(self.choice(self.before, logits, at))
 
     def end(self) -> Function:
         """The function."""
