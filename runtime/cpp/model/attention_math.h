@@ -140,18 +140,9 @@ inline void eight_scores(float* const* scores, const float* const* q, int64_t qu
 template <class V>
 [[gnu::always_inline]] inline V exp_down(const V& x) {
   using I = typename Companions<V>::Int;
-  constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23
-  const V near = x < -87.0f ? V{} - 87.0f : x;
-  const V shifted = near * 1.44269504088896341f + kMagic;
-  const V n = shifted - kMagic;
-  const V r = (near - n * 0.693145751953125f) - n * 1.428606765330187045e-06f;
-  V p = r * 0.000198527617612853646278381f + 0.00139304355252534151077271f;
-  p = p * r + 0.00833336077630519866943359f;
-  p = p * r + 0.0416664853692054748535156f;
-  p = p * r + 0.166666671633720397949219f;
-  p = p * r + 0.5f;
-  const V y = (r * r * p + r) + 1.0f;
-  const V scale = detail::bits<V>((detail::bits<I>(shifted) - (0x4B400000 - 127)) << 23);
+  I exponent;
+  const V y = exp_fraction(x < -87.0f ? V{} - 87.0f : x, exponent);
+  const V scale = detail::bits<V>((exponent + 127) << 23);
   return x < -87.0f ? V{} : y * scale;
 }
 

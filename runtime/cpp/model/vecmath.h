@@ -84,12 +84,11 @@ template <class V, class Function>
   return y;
 }
 
+// exp(x) = y * 2^exponent with y near 1, for x that are not far from 0 or infinite.
 template <class V>
-[[gnu::always_inline]] inline V vec_exp(const V& input) {
+[[gnu::always_inline]] inline V exp_fraction(const V& x, typename Companions<V>::Int& exponent) {
   using I = typename Companions<V>::Int;
-  V x = input > 89.0f ? V{} + 89.0f : input;   // e^89 is infinite; NaN passes both comparisons
-  x = x < -105.0f ? V{} - 105.0f : x;          // e^-105 rounds to 0
-  constexpr float kMagic = 12582912.0f;        // 1.5 * 2^23
+  constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23
   const V shifted = x * 1.44269504088896341f + kMagic;
   const V n = shifted - kMagic;
   const V high = x - n * 0.693145751953125f;
@@ -99,9 +98,18 @@ template <class V>
   p = p * r + 0.0416664853692054748535156f;
   p = p * r + 0.166666671633720397949219f;
   p = p * r + 0.5f;
-  const V y = (r * r * p + r) + 1.0f;
+  exponent = detail::bits<I>(shifted) - 0x4B400000;
+  return (r * r * p + r) + 1.0f;
+}
+
+template <class V>
+[[gnu::always_inline]] inline V vec_exp(const V& input) {
+  using I = typename Companions<V>::Int;
+  V x = input > 89.0f ? V{} + 89.0f : input;   // e^89 is infinite; NaN passes both comparisons
+  x = x < -105.0f ? V{} - 105.0f : x;          // e^-105 rounds to 0
+  I exponent;
+  const V y = exp_fraction(x, exponent);
   // 2^n in two factors, since n may be beyond the exponents of a normal float.
-  const I exponent = detail::bits<I>(shifted) - 0x4B400000;
   const I half = exponent >> 1;
   const V first = detail::bits<V>((half + 127) << 23);
   const V second = detail::bits<V>((exponent - half + 127) << 23);
