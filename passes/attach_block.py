@@ -18,6 +18,7 @@ from specc.passes.drafter_layers import (
     LayerWriter,
     by_target_id,
     drafter_weights,
+    given,
     refuse_unknown_layers,
 )
 from specc.passes.leaf_writer import PREFIX, Leaf, LeafWriter, shared
@@ -49,9 +50,7 @@ class AttachBlock(Pass):
 
     def requires(self, program: SpeculativeProgram) -> None:
         need("drafter.k.0" in program.state, "the target keeps no context", "keep-features")
-        if self.drafter is None:
-            raise PassError("SPECC-E0354", "no drafter was given", cure="add --drafter DIR")
-        spec = self.drafter.spec
+        spec = given(self.drafter).spec
         if spec.kind not in KINDS or spec.block is None:
             raise PassError(
                 "SPECC-E0367", f"a {spec.kind} drafter does not draft in blocks",
@@ -68,10 +67,10 @@ class AttachBlock(Pass):
             _reach(spec, spec.block, number)
 
     def call(self, program: SpeculativeProgram) -> PassResult:
-        assert self.drafter is not None
-        spec, ks = self.drafter.spec, [k for k in self.num_speculative_tokens if k]
+        drafter = given(self.drafter)
+        spec, ks = drafter.spec, [k for k in self.num_speculative_tokens if k]
         assert spec.block is not None
-        weights = drafter_weights(self.drafter, self.max_model_len)
+        weights = drafter_weights(drafter, self.max_model_len)
         weights[f"{PREFIX}masks"] = Weight.of(
             torch.full((spec.block.size - 1,), spec.block.mask_token_id)
         )

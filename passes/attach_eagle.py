@@ -12,7 +12,7 @@ from specc.errors import PassError
 from specc.ir import DraftState, Role, SpeculativeProgram, TensorType, Weight
 from specc.ir.dialect import ops
 from specc.ir.graphs import Builder
-from specc.ir.importers.drafters.spec import DrafterCheckpoint, Kind, Recycle
+from specc.ir.importers.drafters.spec import DrafterCheckpoint, DrafterSpec, Kind, Recycle
 from specc.ir.program import Function
 from specc.ir.round_inputs import EXTEND_INPUTS
 from specc.passes.base import Pass, PassResult, need, promise, same
@@ -21,6 +21,7 @@ from specc.passes.drafter_layers import (
     by_target_id,
     caches,
     drafter_weights,
+    given,
     refuse_unknown_layers,
 )
 from specc.passes.keep_features import FEATURES
@@ -58,9 +59,7 @@ class AttachEagle(Pass):
 
     def requires(self, program: SpeculativeProgram) -> None:
         need(FEATURES in program.state, "the target keeps no features", "keep-features")
-        if self.drafter is None:
-            raise PassError("SPECC-E0354", "no drafter was given", cure="add --drafter DIR")
-        spec = self.drafter.spec
+        spec = given(self.drafter).spec
         if spec.kind not in KINDS:
             raise PassError(
                 "SPECC-E0367", f"a {spec.kind} drafter does not feed on its own features",
@@ -69,16 +68,16 @@ class AttachEagle(Pass):
         refuse_unknown_layers(spec)
 
     def call(self, program: SpeculativeProgram) -> PassResult:
-        assert self.drafter is not None
-        spec = self.drafter.spec
-        weights = drafter_weights(self.drafter, self.max_model_len)
+        drafter = given(self.drafter)
+        spec = drafter.spec
+        weights = drafter_weights(drafter, self.max_model_len)
         weights[LAST] = Weight.of(torch.tensor([1 << 40]))
         if "extend" in program.functions:
             program.weights.added(weights)  # refuses other contents
             same("K", proposals(program), [k for k in self.num_speculative_tokens if k])
             return PassResult(program, modified=False)
         program = replace(program, weights=program.weights.added(weights)).with_state(*caches(spec))
-        chain = _Chain(program, self.drafter)
+        chain = _Chain(program, spec)
         contract = replace(
             program.contract, state=DraftState.OWN, extend="extend", min_length=1,
             draft_vocab_size=spec.draft_vocab_size if spec.mapped else 0,
@@ -112,8 +111,8 @@ def _propose(program: SpeculativeProgram, k: int) -> Function:
 class _Chain:
     """The leaves of one drafter, and the functions that call them."""
 
-    def __init__(self, program: SpeculativeProgram, drafter: DrafterCheckpoint) -> None:
-        self.program, self.spec = program, drafter.spec
+    def __init__(self, program: SpeculativeProgram, spec: DrafterSpec) -> None:
+        self.program, self.spec = program, spec
         self.features = read_features(program)
         self.width = program.state[FEATURES].type.shape[-1]
         self.enter = self._enter()

@@ -13,6 +13,7 @@ from specc.ir.importers.drafters import DrafterCheckpoint, Kind, Medusa
 from specc.ir.program import Function
 from specc.passes.attach_eagle import read_features
 from specc.passes.base import Pass, PassResult, need, promise, same
+from specc.passes.drafter_layers import given
 from specc.passes.keep_features import FEATURES
 from specc.passes.leaf_writer import PREFIX, Leaf, LeafWriter, shared
 from specc.passes.propose import Proposal, proposals
@@ -39,9 +40,7 @@ class AttachMedusa(Pass):
 
     def requires(self, program: SpeculativeProgram) -> None:
         need(FEATURES in program.state, "the target keeps no features", "keep-features")
-        if self.drafter is None:
-            raise PassError("SPECC-E0354", "no drafter was given", cure="add --drafter DIR")
-        spec = self.drafter.spec
+        spec = given(self.drafter).spec
         if spec.kind is not Kind.MEDUSA or spec.medusa is None:
             raise PassError(
                 "SPECC-E0367", f"a {spec.kind} drafter has no Medusa heads",
@@ -55,12 +54,11 @@ class AttachMedusa(Pass):
             )  # fmt: skip
 
     def call(self, program: SpeculativeProgram) -> PassResult:
-        assert self.drafter is not None
         ks = [k for k in self.num_speculative_tokens if k]
         if there := proposals(program):
             same("K", there, ks)
             return PassResult(program, modified=False)
-        medusa = self.drafter.spec.medusa
+        medusa = given(self.drafter).spec.medusa
         assert medusa is not None
         features = read_features(program)
         heads = shared([_head(program, medusa, i) for i in range(max(ks))])

@@ -21,6 +21,13 @@ _ACTIVATIONS: dict[str, tuple[Any, dict[str, str]]] = {
 }  # fmt: skip
 
 
+def given(drafter: DrafterCheckpoint | None) -> DrafterCheckpoint:
+    """`drafter`; raises PassError (SPECC-E0354) if there is none."""
+    if drafter is None:
+        raise PassError("SPECC-E0354", "no drafter was given", cure="add --drafter DIR")
+    return drafter
+
+
 def refuse_unknown_layers(spec: DrafterSpec) -> None:
     """Raise PassError (SPECC-E0366) for a layer or rope that this file cannot write."""
     for number, layer in enumerate(spec.layers):

@@ -14,7 +14,7 @@ from specc.ir.graphs import Builder, backward_slice, copy_graph, results_of, typ
 from specc.ir.importers.drafters import DrafterCheckpoint, DrafterSpec, Kind
 from specc.ir.program import Function
 from specc.passes.base import Pass, PassResult, need, promise
-from specc.passes.drafter_layers import LayerWriter, caches, drafter_weights
+from specc.passes.drafter_layers import LayerWriter, caches, drafter_weights, given
 from specc.passes.leaf_writer import PREFIX, LeafWriter
 from specc.passes.replay import Part, parts_of
 
@@ -44,9 +44,7 @@ class KeepFeatures(Pass):
 
     def requires(self, program: SpeculativeProgram) -> None:
         parts = parts_of(program)
-        if self.drafter is None:
-            raise PassError("SPECC-E0354", "no drafter was given", cure="add --drafter DIR")
-        spec = self.drafter.spec
+        spec = given(self.drafter).spec
         info = program.model
         fits = (spec.target_hidden_size, spec.target_layers) == (info.hidden_size, info.num_layers)
         if not fits or not all(0 <= j <= info.num_layers for j in spec.taps):
@@ -64,15 +62,15 @@ class KeepFeatures(Pass):
             )
 
     def call(self, program: SpeculativeProgram) -> PassResult:
-        assert self.drafter is not None
-        weights = {PREFIX + name: weight for name, weight in self.drafter.weights.items()}
+        drafter = given(self.drafter)
+        weights = {PREFIX + name: weight for name, weight in drafter.weights.items()}
         known = program.weights.added(weights)  # refuses other contents
         if FEATURES in program.functions:
             return PassResult(program, modified=False)
-        spec, parts = self.drafter.spec, parts_of(program)
+        spec, parts = drafter.spec, parts_of(program)
         blocks = spec.kind in (Kind.DFLASH, Kind.DSPARK)
         if blocks:
-            known = known.added(drafter_weights(self.drafter, self.max_model_len))
+            known = known.added(drafter_weights(drafter, self.max_model_len))
         width = (
             spec.hidden_size if spec.fuse.fc and not spec.fuse.tokens else spec.target_hidden_size
         )

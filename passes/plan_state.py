@@ -82,16 +82,16 @@ class PlanState(Pass):
                 )  # fmt: skip
 
     def call(self, program: SpeculativeProgram) -> PassResult:
+        quantised = _quantised(program)
         if program.max_model_len:
             same("max_model_len", program.max_model_len, self.max_model_len)
             same("max_num_seqs", program.max_num_seqs, self.max_num_seqs)
             caches = [b.type for b in program.state.values() if b.kind is StateKind.KV_CACHE]
             found, wanted = ({str(t.dtype) for t in types} for types in (
-                caches, [self._cached(t, _quantised(program)) for t in caches]
+                caches, [self._cached(t, quantised) for t in caches]
             ))  # fmt: skip
             same("kv_cache_dtype", found, wanted)
             return PassResult(program, modified=False)
-        quantised = _quantised(program)
         state = {name: self._planned(b, quantised) for name, b in program.state.items()}
         cached = _given_caches(program)
         functions = {}
@@ -146,14 +146,8 @@ class PlanState(Pass):
 
 def _given_caches(program: SpeculativeProgram) -> set[fx.Node]:
     """Inputs of leaves that a cache is passed to. Nothing else is rounded: hidden states may exceed halves."""
-    calls = [n for f in program.functions.values() for n in f.graph.nodes if n.op == "call_module"]
-    pairs = (
-        p for n in calls for p in zip(n.args, program.functions[str(n.target)].inputs, strict=True)
-    )
     names = {n for n, b in program.state.items() if b.kind is StateKind.KV_CACHE}
-    return {
-        taken for given, taken in pairs if isinstance(given, fx.Node) and state_name(given) in names
-    }
+    return {taken for _, given, taken in program.leaf_arguments() if state_name(given) in names}
 
 
 def _quantised(program: SpeculativeProgram) -> bool:

@@ -102,13 +102,9 @@ def _by_token(lookup: fx.Node) -> bool:
 
 def _arguments(program: SpeculativeProgram) -> Iterator[tuple[fx.Node, fx.Node, str]]:
     """Every weight that is passed to a leaf: the call, the leaf's input, the weight's name."""
-    for function in program.functions.values():
-        for call in function.graph.nodes:
-            leaf = program.functions.get(str(call.target)) if call.op == "call_module" else None
-            if leaf is not None and leaf.role is Role.LEAF:
-                for source, taken in zip(call.args, leaf.inputs, strict=True):
-                    if (name := weight_name(source)) is not None:
-                        yield call, taken, name
+    for call, given, taken in program.leaf_arguments():
+        if (name := weight_name(given)) is not None:
+            yield call, taken, name
 
 
 def _packed(program: SpeculativeProgram) -> Iterator[tuple[str, Weight]]:

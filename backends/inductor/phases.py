@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import fx
 
-from specc.ir import Role, SpeculativeProgram, Weight
+from specc.ir import SpeculativeProgram, Weight
 from specc.ir.encodings import BF16, F32
 from specc.ir.graphs import type_of, weight_name
 from specc.ir.packing import is_multiplied, is_packable, pack
@@ -26,14 +26,9 @@ def pack_weights(program: SpeculativeProgram) -> SpeculativeProgram:
 
 def unpacked(program: SpeculativeProgram) -> list[str]:
     """Matrices that leaves multiply with and that `pack_weights` leaves alone, such as those of f16."""
-    names: dict[str, None] = {}
-    for function in program.functions.values():
-        for node in function.graph.nodes:
-            callee = program.functions.get(str(node.target)) if node.op == "call_module" else None
-            if callee is None or callee.role is not Role.LEAF:
-                continue
-            for source, taken in zip(node.args, callee.inputs, strict=True):
-                name = weight_name(source)
-                if name is not None and is_multiplied(taken) and not is_packable(taken):
-                    names[name] = None
-    return list(names)
+    names = (
+        weight_name(given)
+        for _, given, taken in program.leaf_arguments()
+        if is_multiplied(taken) and not is_packable(taken)
+    )
+    return list(dict.fromkeys(n for n in names if n is not None))
