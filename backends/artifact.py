@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -12,6 +11,7 @@ from typing import Any
 
 import torch
 
+from specc import cache
 from specc.backends.base import Device, Lowered, Progress
 from specc.backends.plan import Plan
 from specc.ir import Packing, SpeculativeProgram, WeightStore
@@ -164,8 +164,4 @@ def _bytes(type_: TensorType) -> int:
 
 
 def _fingerprint(path: Path) -> dict[str, Any]:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 22):
-            digest.update(block)
-    return {"sha256": digest.hexdigest(), "bytes": path.stat().st_size}
+    return {"sha256": cache.sha256(path), "bytes": path.stat().st_size}

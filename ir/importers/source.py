@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from specc import cache
 from specc.errors import ModelError
 from specc.ir.graphs import results_of, type_of
 from specc.ir.importers import tokens
@@ -123,10 +124,7 @@ def _finish(
 
 def _hash(files: list[Path]) -> str:
     """One hash over names and contents, in the order given."""
-    parts = []
-    for path in files:
-        with path.open("rb") as stream:
-            parts.append([path.name, hashlib.file_digest(stream, "sha256").hexdigest()])
+    parts = [[path.name, cache.sha256(path)] for path in files]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 

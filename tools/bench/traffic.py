@@ -6,14 +6,13 @@ before the context's end. Activations stay in cache and count as nothing.
 
 from __future__ import annotations
 
-import json
-import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
 
+from specc import tensors
 from specc.runtime import Manifest
 
 _LOOKED_UP_BY = "%tokens"
@@ -24,7 +23,8 @@ class Traffic:
     """Of one function. A call of T rows at context c reads `weights + c * per_position` bytes.
 
     `products`: elements of the matrices, so that T rows take 2 * T * products operations; attention
-    adds 2 * T * c * `per_position_products`. `integers`: whether the matrices are quantised.
+    adds 2 * T * c * `per_position_products`, which counts the query heads that share a key and value as
+    one, since manifests do not say how many they are. `integers`: whether the matrices are quantised.
     """
 
     weights: int
@@ -48,7 +48,7 @@ def of(artifact: Path, manifest: Manifest, function: str) -> Traffic:
     A weight that is looked up by token (an embedding that is not the head as well) counts as
     nothing. Every expert of a mixture counts, though a row reads a few.
     """
-    tensors = _header(artifact / manifest.weights_file)
+    weights = tensors.header(artifact / manifest.weights_file)
     buffers = {b["name"]: b for b in manifest.raw["state"]}
     streamed: set[str] = set()
     cached: set[str] = set()
@@ -59,22 +59,13 @@ def of(artifact: Path, manifest: Manifest, function: str) -> Traffic:
     packed = manifest.raw["weights"].get("packed", {})
     long = manifest.model.max_model_len
     rows = [buffers[n] for n in cached if long in buffers[n]["shape"]]
-    query_heads = _query_heads(manifest)
     return Traffic(
-        weights=sum(_bytes(tensors[name]) for name in streamed),
+        weights=sum(_bytes(weights[name]) for name in streamed),
         per_position=sum(b["bytes"] // long for b in rows),
-        products=sum(_elements(packed.get(name, tensors[name])["shape"]) for name in streamed),
-        per_position_products=sum(_per_position(b, long, query_heads) for b in rows),
+        products=sum(_elements(packed.get(name, weights[name])["shape"]) for name in streamed),
+        per_position_products=sum(prod(b["shape"]) // long for b in rows),
         integers=any(packed[n]["encoding"].startswith("q") for n in streamed & packed.keys()),
     )
-
-
-def _header(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
-        (size,) = struct.unpack("<Q", file.read(8))
-        header: dict[str, Any] = json.loads(file.read(size))
-    header.pop("__metadata__", None)
-    return header
 
 
 def _bytes(tensor: Mapping[str, Any]) -> int:
@@ -85,14 +76,3 @@ def _bytes(tensor: Mapping[str, Any]) -> int:
 def _elements(shape: Sequence[int]) -> int:
     """Of a matrix; a vector is no product's."""
     return prod(shape) if len(shape) > 1 else 0
-
-
-def _query_heads(manifest: Manifest) -> int | None:
-    found = manifest.raw["model"].get("num_attention_heads")
-    return int(found) if found is not None else None
-
-
-def _per_position(buffer: Mapping[str, Any], long: int, query_heads: int | None) -> int:
-    """Elements of a cache's row, as often as query heads share them."""
-    each: int = prod(buffer["shape"]) // long
-    return each if query_heads is None else each // int(buffer["shape"][0]) * query_heads

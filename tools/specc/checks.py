@@ -17,7 +17,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from specc import cache
+from specc import cache, tensors
 from specc.errors import ModelError
 from specc.progress import human_bytes
 
@@ -259,12 +259,7 @@ def _tokenizer(path: Path) -> Check:
 
 def _elements(path: Path) -> int:
     """Weights in a safetensors file, from its header."""
-    with path.open("rb") as file:
-        (length,) = struct.unpack("<Q", file.read(8))
-        if length > 100 << 20:
-            raise ValueError(f"{path.name} is no safetensors file")
-        header = json.loads(file.read(length))
-    return sum(prod(t["shape"]) for n, t in header.items() if n != "__metadata__")
+    return sum(prod(tensor["shape"]) for tensor in tensors.header(path).values())
 
 
 def available_memory() -> int | None:

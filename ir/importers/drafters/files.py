@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
+from specc import cache
 from specc.errors import ModelError
 from specc.ir.importers.folder import read_json, weight_files
 from specc.ir.types import TensorType
@@ -176,10 +177,7 @@ def hash_files(folder: Path) -> str:
     """One hash over names and contents of config and weights."""
     digest = hashlib.sha256()
     for path in [folder / "config.json", *weight_files(folder)]:
-        with path.open("rb") as stream:
-            digest.update(
-                f"{path.name}\0{hashlib.file_digest(stream, 'sha256').hexdigest()}\0".encode()
-            )
+        digest.update(f"{path.name}\0{cache.sha256(path)}\0".encode())
     return digest.hexdigest()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json as json_text
 import struct
 from dataclasses import asdict
@@ -10,7 +9,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from specc import output
+from specc import cache, output, tensors
 from specc.commands.compile_ import described
 from specc.flags import Json, Switch
 from specc.progress import human_bytes
@@ -18,8 +17,6 @@ from specc.runtime import Manifest
 
 OVERHEAD = 60_000_000
 """Bytes that the process, the engine and its scratch may take beside weights and state."""
-
-_MOST_HEADER = 100 << 20
 
 
 def main(
@@ -79,7 +76,7 @@ def check_files(manifest: Manifest, artifact: Path, *, hashes: bool) -> list[str
             problems.append(f"SPECC-E0505 {entry.path} is missing")
         elif (size := path.stat().st_size) != entry.bytes:
             problems.append(f"SPECC-E0505 {entry.path} has {size} bytes, not {entry.bytes}")
-        elif hashes and _sha256(path) != entry.sha256:
+        elif hashes and cache.sha256(path) != entry.sha256:
             problems.append(f"SPECC-E0505 {entry.path} was altered")
     return problems
 
@@ -130,12 +127,9 @@ def bits_per_weight(manifest: Manifest, artifact: Path) -> dict[str, Any]:
 def _tensors(manifest: Manifest, artifact: Path) -> dict[str, tuple[str, int, int]]:
     """Type, elements and bytes of each tensor but the fill between them; empty if the file cannot be read."""
     try:
-        with (artifact / manifest.weights_file).open("rb") as file:
-            (length,) = struct.unpack("<Q", file.read(8))
-            header = json_text.loads(file.read(min(length, _MOST_HEADER)))
         found = {}
-        for name, tensor in header.items():
-            if name != "__metadata__" and not name.startswith("fill."):
+        for name, tensor in tensors.header(artifact / manifest.weights_file).items():
+            if not name.startswith("fill."):
                 start, end = tensor["data_offsets"]
                 found[name] = (str(tensor["dtype"]), prod(tensor["shape"]), end - start)
     except (OSError, ValueError, struct.error, TypeError, KeyError, AttributeError):
@@ -208,8 +202,3 @@ def _memory(manifest: Manifest, plan: dict[str, Any]) -> list[str]:
 def _short(value: object) -> str:
     text = value if isinstance(value, str) else json_text.dumps(value, default=str)
     return text if len(text) <= 100 else text[:97] + "..."
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
