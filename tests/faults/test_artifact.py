@@ -354,6 +354,8 @@ try:
         sessions.append(artifact.session())
 except SpeccError as error:
     print(error.code)
+    # Running takes scratch that all sessions share; state of their own they must have by now.
+    resource.setrlimit(resource.RLIMIT_AS, (size + room + 8 * 2**20, -1))
 else:
     print((held() - before) / count)
 for session in sessions:

@@ -19,7 +19,7 @@ from specc import artifacts, cache, cli
 from specc.artifacts import compile_kept, key_of
 from specc.destination import whole_or_nothing
 from specc.errors import BackendError, UsageError
-from specc.progress import SilentProgress
+from specc.progress import NotingProgress, SilentProgress
 from specc.request import CompileRequest
 
 HOUR = 3600
@@ -332,3 +332,22 @@ def test_the_verb(model: Path, folder: Path, capsys: pytest.CaptureFixture[str])
     assert cli.main(["cache", "clear"]) == 0
     assert "model" in capsys.readouterr().out
     assert [p.name for p in folder.iterdir()] == ["mine"]
+
+
+def test_a_copy_says_what_was_said_when_it_was_made(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from specc import driver
+
+    compile_model = driver.compile_model
+
+    def warn(asked: CompileRequest, progress: Any) -> Any:
+        progress.note("it will not pay")
+        return compile_model(asked, progress)
+
+    monkeypatch.setattr(driver, "compile_model", warn)
+    compile_kept(request(model), SilentProgress())
+    second = NotingProgress(SilentProgress())
+    compile_kept(request(model, "b.specc"), second)
+    assert "copied from the cache" in second.notes[0]
+    assert "it will not pay" in second.notes[1:]

@@ -27,7 +27,7 @@ import specc
 from specc import cache
 from specc.destination import whole_or_nothing
 from specc.locate import files_of, locate
-from specc.progress import Progress, human_bytes, peak_rss
+from specc.progress import NotingProgress, Progress, human_bytes, peak_rss
 from specc.request import AUTO, CompileReport, CompileRequest, isa_of, provenance_of
 
 _PART = "artifacts"
@@ -56,11 +56,14 @@ def compile_kept(request: CompileRequest, progress: Progress) -> CompileReport:
             progress.note(
                 "the same was compiled before: copied from the cache (--no-cache compiles anew)"
             )
+            for note in known.notes:  # true of the copy as well
+                progress.note(note)
             seconds = round(time.monotonic() - began, 1)
             return replace(known, path=request.output, seconds=seconds, peak_rss_bytes=peak_rss())
     from specc.driver import compile_model  # imports torch
 
-    report = compile_model(request, progress)
+    noting = NotingProgress(progress)
+    report = replace(compile_model(request, noting), notes=tuple(noting.notes))
     if key is not None and _fits(report, progress) and key == key_of(request):
         _keep(key, report, progress)  # (a model that changed meanwhile was hashed as it is no more)
     return report
@@ -120,7 +123,8 @@ def _fetch(key: str, request: CompileRequest) -> CompileReport | None:
                 _copy(entry / name, folder / name, file["sha256"])
             manifest["provenance"].update(provenance_of(request))
             (folder / _MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
-        return CompileReport(request.output, **{**kept, "why": tuple(kept["why"])})
+        lines = {name: tuple(kept[name]) for name in ("why", "notes")}
+        return CompileReport(request.output, **{**kept, **lines})
     except OSError:
         return None  # trimmed meanwhile, or no room for a copy, which compiling will say better
     except (ValueError, KeyError, TypeError):

@@ -42,6 +42,21 @@ class SilentProgress:
         del text
 
 
+class NotingProgress:
+    """Passes all on to another, and remembers the notes."""
+
+    def __init__(self, to: Progress) -> None:
+        self._to = to
+        self.notes: list[str] = []
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        return self._to.phase(name)
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+        self._to.note(text)
+
+
 class JsonProgress:
     """One JSON object a line: phase_begin, phase_end, note."""
 

@@ -61,7 +61,7 @@ class CompileRequest:
 
 @dataclass(frozen=True)
 class CompileReport:
-    """What came of it. `why` says how the method was chosen."""
+    """What came of it. `why` says how the method was chosen, `notes` what was said meanwhile."""
 
     path: Path
     method: str
@@ -69,6 +69,7 @@ class CompileReport:
     seconds: float
     peak_rss_bytes: int
     bytes: int
+    notes: tuple[str, ...] = ()
 
 
 def isa_of(request: CompileRequest) -> str:
