@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +17,8 @@ from specc.ir.importers.refusals import refuse_config
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+"""Files that can run code when they are read."""
 
 
 MTP_COUNTS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "n_mtp_layers")
@@ -102,7 +105,7 @@ def weight_files(folder: Path) -> list[Path]:
     files = sorted(folder.glob("model*.safetensors")) or sorted(folder.glob("*.safetensors"))
     if files:
         return files
-    pickles = [p.name for pattern in _PICKLES for p in sorted(folder.glob(pattern))]
+    pickles = [p.name for pattern in PICKLES for p in sorted(folder.glob(pattern))]
     if pickles:
         raise ModelError(
             "SPECC-E0202",
@@ -117,22 +120,38 @@ def weight_files(folder: Path) -> list[Path]:
 
 def check_files(folder: Path) -> dict[str, Path]:
     """Each tensor to its file. Raises ModelError (SPECC-E0207) for files that are cut off or lie about offsets."""
-    from safetensors import safe_open
-
     tensors: dict[str, Path] = {}
     for path in weight_files(folder):
-        try:
-            with safe_open(path, framework="pt") as file:
-                tensors.update(dict.fromkeys(file.keys(), path))
-        except Exception as error:
-            raise ModelError(
-                "SPECC-E0207",
-                f"{path.name} is damaged or cut off: {error}",
-                where=str(path),
-                found=f"{path.stat().st_size} bytes",
-                cure="download the file again and compare its checksum",
-            ) from error
+        with opened(path) as file:
+            tensors.update(dict.fromkeys(file.keys(), path))
     return tensors
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Any]:
+    """A safetensors file, to look into. Raises ModelError (SPECC-E0207) for what goes wrong meanwhile."""
+    from safetensors import safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except Exception as error:
+        raise ModelError(
+            "SPECC-E0207",
+            f"{path.name} is damaged or cut off: {error}",
+            where=str(path),
+            found=f"{path.stat().st_size} bytes",
+            cure="download the file again and compare its checksum",
+        ) from error
+
+
+def read_tensor(path: Path, name: str) -> torch.Tensor:
+    """The tensor as it is stored; its file is mapped for as long as it lives."""
+    from safetensors import safe_open
+
+    with safe_open(path, framework="pt") as file:
+        tensor: torch.Tensor = file.get_tensor(name)
+    return tensor
 
 
 def _check_report(report: dict[str, Any], folder: Path, config: dict[str, Any]) -> None:
@@ -172,14 +191,11 @@ def _check_report(report: dict[str, Any], folder: Path, config: dict[str, Any]) 
 
 def _check_tied(model: PreTrainedModel, files: dict[str, Path], folder: Path) -> None:
     """A head that is in the files must be the head that is used, whatever the configuration says about tying."""
-    from safetensors import safe_open
-
     head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     path = files.get("lm_head.weight")
     if head is None or path is None or model.config.tie_word_embeddings is False:
         return
-    with safe_open(path, framework="pt") as file:
-        stored = file.get_tensor("lm_head.weight").float()
+    stored = read_tensor(path, "lm_head.weight").float()
     if not torch.equal(stored, head.weight.detach()):
         raise ModelError(
             "SPECC-E0208",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from specc.ir.importers.folder import check_files, finite, read_json
+from specc.ir.importers.folder import check_files, finite, read_json, read_tensor
 from specc.ir.importers.quiet import quiet
 from specc.ir.importers.refusals import refuse_config
 from specc.ir.types import TensorType
@@ -79,7 +79,7 @@ def _hollow(folder: Path) -> PreTrainedModel | None:
 
 def _weight(path: Path, name: str, shape: tuple[int, ...], folder: Path) -> Weight | None:
     """The tensor as float32, if it has this shape and is of floats."""
-    stored = _read(path, name)
+    stored = read_tensor(path, name)
     if tuple(stored.shape) != shape or stored.dtype not in (
         torch.float32, torch.bfloat16, torch.float16
     ):  # fmt: skip
@@ -93,19 +93,10 @@ def _loader(path: Path, name: str, folder: Path) -> Callable[[], Tensor]:
     known: list[str] = []
 
     def load() -> Tensor:
-        tensor = _read(path, name).float()
+        tensor = read_tensor(path, name).float()
         if not known:
             finite(name, tensor, folder)
             known.append(name)
         return tensor
 
     return load
-
-
-def _read(path: Path, name: str) -> Tensor:
-    """The tensor as it is stored; its file is mapped for as long as it lives."""
-    from safetensors import safe_open
-
-    with safe_open(path, framework="pt") as file:
-        tensor: Tensor = file.get_tensor(name)
-    return tensor

@@ -11,16 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 
 from specc import cache
 from specc.errors import ModelError
-from specc.ir.importers.folder import read_json, weight_files
+from specc.ir.importers.folder import PICKLES, opened, read_json, read_tensor, weight_files
 from specc.ir.types import TensorType
 from specc.ir.weights import Weight
 
 _FLOATS = ("F32", "F16", "BF16")
-_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _SCALES = re.compile(
     r"(weight_scale|weight_scale_inv|input_scale|qweight|qzeros|scales|g_idx|weight_packed)$"
 )
@@ -86,7 +84,7 @@ class Tensors:
                 where=f"{self.where}: {name}", expected="I64, I32 or BOOL", found=entry.dtype,
                 cure="export the checkpoint again",
             )  # fmt: skip
-        return _read(entry, name).to(torch.int64)
+        return read_tensor(entry.path, name).to(torch.int64)
 
     def drop(self, name: str) -> None:
         """Count a tensor as seen that says nothing new (a buffer that is recomputed)."""
@@ -115,19 +113,13 @@ class Tensors:
         self._left.pop(name, None)
 
     def _finite(self, name: str, entry: Entry) -> torch.Tensor:
-        tensor = _read(entry, name).to(torch.float32)
+        tensor = read_tensor(entry.path, name).to(torch.float32)
         if not bool(torch.isfinite(tensor).all()):
             raise ModelError(
                 "SPECC-E0207", "a tensor has values that are no finite numbers",
                 where=f"{self.where}: {name}", cure="download the weights again, or train the drafter longer",
             )  # fmt: skip
         return tensor
-
-
-def _read(entry: Entry, name: str) -> torch.Tensor:
-    with safe_open(entry.path, framework="pt") as file:
-        tensor: torch.Tensor = file.get_tensor(name)
-    return tensor
 
 
 def quantised(where: str, how: str) -> ModelError:
@@ -145,7 +137,7 @@ def open_tensors(folder: Path) -> Tensors:
     Raises ModelError: SPECC-E0271 a pickle, E0202 no weights, E0207 a damaged file.
     """
     if not any(folder.glob("*.safetensors")):
-        found = [p for pattern in _PICKLES for p in sorted(folder.glob(pattern))]
+        found = [p for pattern in PICKLES for p in sorted(folder.glob(pattern))]
         if found:
             raise ModelError(
                 "SPECC-E0271", f"{found[0].name} is a pickle, which can run code when it is read; specc reads none",
@@ -160,16 +152,10 @@ def open_tensors(folder: Path) -> Tensors:
         )  # fmt: skip
     entries: dict[str, Entry] = {}
     for path in weight_files(folder):
-        try:
-            with safe_open(path, framework="pt") as file:
-                for name in file.keys():  # noqa: SIM118 (not a dict)
-                    part = file.get_slice(name)
-                    entries[name] = Entry(path, part.get_dtype(), tuple(part.get_shape()))
-        except Exception as error:
-            raise ModelError(
-                "SPECC-E0207", f"{path.name} is damaged or cut off: {error}", where=str(path),
-                found=f"{path.stat().st_size} bytes", cure="download the file again and compare its checksum",
-            ) from error  # fmt: skip
+        with opened(path) as file:
+            for name in file.keys():  # noqa: SIM118 (not a dict)
+                part = file.get_slice(name)
+                entries[name] = Entry(path, part.get_dtype(), tuple(part.get_shape()))
     return Tensors(str(folder), entries)
 
 

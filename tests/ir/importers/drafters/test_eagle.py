@@ -21,16 +21,6 @@ from specc.ir.importers.huggingface import import_model
 from tests.ir.importers.drafters import synthetic
 
 
-@pytest.fixture(scope="module")
-def model() -> PreTrainedModel:
-    return synthetic.target()
-
-
-@pytest.fixture(scope="module")
-def target(model: PreTrainedModel) -> Target:
-    return Target.of(import_model(model, "tiny"))
-
-
 def value(checkpoint: DrafterCheckpoint, name: str) -> torch.Tensor:
     return checkpoint.weights[name].load()
 

@@ -23,7 +23,6 @@ from specc.ir.importers.drafters import (
     load_drafter,
     load_native,
 )
-from specc.ir.importers.huggingface import import_model
 from tests.ir.importers.drafters import (
     contract,
     reference,
@@ -141,16 +140,6 @@ MISREAD: dict[str, tuple[str, Change]] = {
     ),
 }  # fmt: skip
 """What a reader could get wrong without an error, and a drafter that shows it."""
-
-
-@pytest.fixture(scope="module")
-def model() -> PreTrainedModel:
-    return synthetic.target()
-
-
-@pytest.fixture(scope="module")
-def target(model: PreTrainedModel) -> Target:
-    return Target.of(import_model(model, "tiny"))
 
 
 def same_drafts(checkpoint: DrafterCheckpoint, folder: Path, model: PreTrainedModel) -> None:

@@ -15,21 +15,10 @@ from transformers import PreTrainedModel
 
 from specc.errors import ModelError
 from specc.ir.importers.drafters import Target, load_drafter, load_native
-from specc.ir.importers.huggingface import import_model
 from tests.ir.importers.drafters import synthetic, synthetic_mtp
 from tests.ir.importers.drafters.test_parity import DRAFTERS
 
 Edit = Callable[[Path], None]
-
-
-@pytest.fixture(scope="module")
-def model() -> PreTrainedModel:
-    return synthetic.target()
-
-
-@pytest.fixture(scope="module")
-def target(model: PreTrainedModel) -> Target:
-    return Target.of(import_model(model, "tiny"))
 
 
 def config(**values: Any) -> Edit:
