@@ -95,12 +95,12 @@ BUILT_INS: dict[Any, tuple[str, int]] = {
 
 
 def plans_of(program: SpeculativeProgram) -> dict[str, Plan]:
-    """The functions that a runtime calls: prefill, verify, rounds, and what extends the drafter."""
+    """The functions that a runtime calls: prefill, verify, rounds, what proposes, and what extends the drafter."""
+    drafting = {program.contract.extend, *(played.propose for played in program.rounds)}
     return {
         name: plan_of(program, function)
         for name, function in program.functions.items()
-        if function.role in (Role.PREFILL, Role.VERIFY, Role.ROUND)
-        or name == program.contract.extend
+        if function.role in (Role.PREFILL, Role.VERIFY, Role.ROUND) or name in drafting
     }
 
 

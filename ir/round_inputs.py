@@ -36,6 +36,15 @@ _ROUND = {
 }
 
 
+def verify_inputs(k: int) -> dict[str, TensorType]:
+    """Inputs of verify_K: the root and `k` drafts, their positions, and where in the caches they go."""
+    block = TensorType("i64", (k + 1,))
+    return dict.fromkeys(PREFILL_INPUTS, block)
+
+
 def round_inputs(k: int) -> dict[str, TensorType]:
-    """Inputs that a round of `k` drafts may declare; `drafts` where the drafter is on the host."""
+    """Inputs that a round of `k` drafts may declare; `drafts` where the drafter is on the host.
+
+    A function that proposes drafts has the others to choose from.
+    """
     return _ROUND | ({"drafts": TensorType("i64", (k,))} if k else {})

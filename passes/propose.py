@@ -70,13 +70,19 @@ class Proposal(RoundWriter):
         at = self.position(len(self.drafts))
         self.drafts.append(self.choice(self.before, logits, at))
 
-    def end(self) -> Function:
-        """The function."""
+    def end(self, depth: int = 0) -> Function:
+        """The function; `depth` where the drafter has depths."""
         assert len(self.drafts) == self.k
         (drafts,) = self.drafts if self.k == 1 else [
             self.builder.op(aten.cat.default, self.drafts, type_=TensorType("i64", (self.k,)))
         ]  # fmt: skip
-        return Function(f"propose_{self.k}", Role.DRAFT, self.builder.output(drafts), ("drafts",))
+        name = proposal_name(self.k, depth)
+        return Function(name, Role.DRAFT, self.builder.output(drafts), ("drafts",))
+
+
+def proposal_name(k: int, depth: int = 0) -> str:
+    """Of the function that proposes `k` tokens, `depth` deep where the drafter has depths."""
+    return f"propose_{k}_d{depth}" if depth else f"propose_{k}"
 
 
 def proposals(program: SpeculativeProgram) -> list[int]:

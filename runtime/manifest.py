@@ -90,11 +90,16 @@ class Drafter:
 
 @dataclass(frozen=True)
 class Round:
-    """The function that plays a round of `k` drafts, `depth` deep; 0 where there are no depths."""
+    """The function that plays a round of `k` drafts, `depth` deep; 0 where there are no depths.
+
+    `verify` gives the logits that it decides by, after `propose` where the drafter is in the graph.
+    """
 
     function: str
     k: int
     depth: int
+    propose: str | None = None
+    verify: str | None = None
 
 
 @dataclass(frozen=True)
@@ -369,15 +374,25 @@ def _rounds(
     """One for each K, or for each K and depth; a round without drafts has no depth."""
     rounds = []
     for item in at.items():
-        name = item["function"]
-        rounds.append(Round(name.string(), item["k"].integer(0), item["depth"].integer(0)))
-        if name.string() not in functions:
-            raise damaged(name.path, "the name of a function", name.string())
+        k, depth = item["k"].integer(0), item["depth"].integer(0)
+        named = [item["function"], *(item.get(piece) for piece in ("propose", "verify"))]
+        function, propose, verify = (_function_name(at, functions) for at in named)
+        if function is None:
+            raise damaged(named[0].path, "the name of a function", "null")
+        rounds.append(Round(function, k, depth, propose, verify))
     expected = [(k, d) for k in lengths for d in (drafter.depths if k else ()) or (0,)]
     found = sorted((r.k, r.depth) for r in rounds)
     if found != expected:
         raise damaged(at.path, f"rounds of (k, depth) {expected}", str(found))
     return tuple(rounds)
+
+
+def _function_name(at: Field, functions: Mapping[str, Function]) -> str | None:
+    if at.value is None:
+        return None
+    if at.string() not in functions:
+        raise damaged(at.path, "the name of a function", at.string())
+    return at.string()
 
 
 def _state(at: Field) -> StateBuffer:

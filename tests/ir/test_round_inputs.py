@@ -4,10 +4,11 @@ import re
 from pathlib import Path
 
 from specc.ir import TensorType
-from specc.ir.round_inputs import EXTEND_INPUTS, PREFILL_INPUTS, round_inputs
+from specc.ir.round_inputs import EXTEND_INPUTS, PREFILL_INPUTS, round_inputs, verify_inputs
+from tests.passes import toy
 
 RUNTIME = Path(__file__).parents[2] / "runtime"
-DIMS = {"kRows": "T", "kDrafts": 7}
+DIMS = {"kRows": "T", "kDrafts": 7, "kBlock": 8}
 
 
 def _table(name: str) -> dict[str, TensorType]:
@@ -22,6 +23,7 @@ def test_the_engine_has_the_same_table() -> None:
     assert _table("kPrefillInputs") == PREFILL_INPUTS
     assert _table("kExtendInputs") == EXTEND_INPUTS
     assert _table("kRoundInputs") == round_inputs(7)
+    assert _table("kVerifyInputs") == verify_inputs(7)
 
 
 def test_the_readme_tells_of_each() -> None:
@@ -33,3 +35,16 @@ def test_the_readme_tells_of_each() -> None:
     assert f"`extend({pairs})`" in text
     prompt = ", ".join(f"{name} {type_}" for name, type_ in PREFILL_INPUTS.items())
     assert f"`prefill({prompt})`" in text
+    block = ", ".join(f"{name} i64[K+1]" for name in verify_inputs(7))
+    assert f"`verify({block})`" in text
+
+
+def test_verify_and_rounds_take_what_is_agreed() -> None:
+    program = toy.after("fuse-round", method="eagle3")
+    for played in program.rounds:
+        known = round_inputs(played.k) | EXTEND_INPUTS
+        for name in (played.function, *([played.propose] if played.propose else [])):
+            for node in program.functions[name].inputs:
+                assert node.meta["type"] == known[node.name], node
+        verify = {n.name: n.meta["type"] for n in program.functions[played.verify].inputs}
+        assert verify == verify_inputs(played.k)

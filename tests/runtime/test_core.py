@@ -34,6 +34,7 @@ SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 
 VOCAB, VALID, MAX_LEN, CHUNK, SALT = 100, 97, 64, 4, 12345
 LENGTHS = [0, 1, 2, 4]
+STATES = {"tap": "target", "model": "own", "pairs": "own"}
 
 Json = dict[str, Any]
 
@@ -94,8 +95,8 @@ def call(entry: str, inputs: str, outputs: str = "", *attrs: int) -> Json:
     return {"entry": entry, "in": inputs.split(), "out": outputs.split(), "attrs": list(attrs)}
 
 
-def round_function(kind: str, k: int, depth: int = 0) -> Json:
-    """Draft, verify, accept, as a compiler would emit it for each kind of drafter."""
+def drafting(kind: str, k: int, depth: int) -> tuple[list[Json], list[Json]]:
+    """A round's inputs, and how it drafts."""
     names = ["root", "previous", "length", "first_row", "tap_row", "seed"]
     inputs = [*(value(name, 1) for name in names), value("temperature", 1, dtype="f64")]
     plan = []
@@ -112,6 +113,17 @@ def round_function(kind: str, k: int, depth: int = 0) -> Json:
         plan += [call("draft", "%previous %root %length s:draft_text w:salt", "drafts", k)]
     elif k > 0:
         inputs = [*inputs, value("drafts", k)]
+    return inputs, plan
+
+
+def proposal(kind: str, k: int, depth: int = 0) -> Json:
+    inputs, plan = drafting(kind, k, depth)
+    return {"inputs": inputs, "outputs": [value("drafts", k)], "plan": plan}
+
+
+def round_function(kind: str, k: int, depth: int = 0) -> Json:
+    """Draft, verify, accept, as a compiler would emit it for each kind of drafter."""
+    inputs, plan = drafting(kind, k, depth)
     tokens = "%block" if k > 0 else "%root"
     if k > 0:
         plan += [call("specc.cat", "%root %drafts", "block")]
@@ -146,16 +158,20 @@ def functions(kind: str, depths: list[int]) -> Json:
             "plan": [call("extend", "%next_tokens %positions s:text s:draft_text")],
         }
     for k in LENGTHS:
-        verify = [call("lm", "%tokens %positions s:text w:salt", "hidden logits")]
+        verify = [
+            call("lm", "%tokens %positions s:text w:salt", "hidden logits"),
+            call("specc.cache_copy", "%hidden s:taps"),
+        ]
         result[f"verify_{k}"] = {
             "inputs": [value("tokens", k + 1), value("positions", k + 1)],
             "outputs": [value("logits", k + 1, VOCAB, dtype="f32")],
             "plan": verify,
         }
-        if k > 0 and depths:
-            result |= {f"round_{k}_d{depth}": round_function(kind, k, depth) for depth in depths}
-        else:
-            result[f"round_{k}"] = round_function(kind, k)
+        for depth in (depths if k else []) or [0]:
+            name = f"{k}_d{depth}" if depth else f"{k}"
+            result[f"round_{name}"] = round_function(kind, k, depth)
+            if k and kind in STATES:
+                result[f"propose_{name}"] = proposal(kind, k, depth)
     return result
 
 
@@ -173,17 +189,21 @@ def state(name: str, dtype: str, bytes_each: int, *shape: int) -> Json:
     }
 
 
-def rounds(depths: list[int]) -> list[Json]:
-    return [
-        {"function": f"round_{k}_d{depth}" if depth else f"round_{k}", "k": k, "depth": depth}
-        for k in LENGTHS
-        for depth in (depths if k else []) or [0]
-    ]
+def rounds(kind: str, depths: list[int]) -> list[Json]:
+    played = []
+    for k in LENGTHS:
+        for depth in (depths if k else []) or [0]:
+            name = f"{k}_d{depth}" if depth else f"{k}"
+            propose = f"propose_{name}" if k and kind in STATES else None
+            played.append({
+                "function": f"round_{name}", "k": k, "depth": depth, "propose": propose,
+                "verify": f"verify_{k}",
+            })  # fmt: skip
+    return played
 
 
 def manifest_of(kind: str) -> Json:
     depths = [2, 3] if kind == "tap" else []
-    states = {"tap": "target", "model": "own", "pairs": "own"}
     return {
         "schema_version": 1,
         "abi": 1,
@@ -199,7 +219,7 @@ def manifest_of(kind: str) -> Json:
         "num_speculative_tokens": LENGTHS,
         "drafter": {
             "kind": f"a drafter called {kind}",  # the engine does not care
-            "state": states.get(kind, "none"),
+            "state": STATES.get(kind, "none"),
             "lag": int(kind == "model"),
             "extend": "fill pairs" if kind == "pairs" else None,
             "min_length": int(kind == "pairs"),
@@ -207,7 +227,7 @@ def manifest_of(kind: str) -> Json:
             "depths": depths,
             "options": {},
         },
-        "rounds": rounds(depths),
+        "rounds": rounds(kind, depths),
         "state": [
             state("text", "i64", 8, MAX_LEN),
             state("draft_text", "i64", 8, MAX_LEN),
@@ -332,6 +352,12 @@ DAMAGE = [
     ("E0508", put("rounds/2/function", "absent")),
     ("E0508", put("rounds/2/function", "verify_2")),
     ("E0502", put("rounds/2/k", -1)),
+    ("E0502", put("rounds/2/verify", 1)),
+    ("E0508", put("rounds/2/verify", "absent")),
+    ("E0508", put("rounds/2/verify", "verify_1")),
+    ("E0508", put("functions/verify_2/outputs/0/dtype", "i64")),
+    ("E0508", put("functions/verify_2/outputs/0/shape", [3, VOCAB - 1])),
+    ("E0508", put("functions/verify_2/inputs/0/name", "ids")),
     ("E0502", put("rounds", ...)),
     ("E0502", put("state/0/bytes", 8)),
     ("E0502", put("state/0/shape", [HUGE, HUGE])),

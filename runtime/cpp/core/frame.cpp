@@ -3,9 +3,19 @@
 #include <algorithm>
 #include <utility>
 
+#include "dtype.h"
 #include "error.h"
 
 namespace specc {
+namespace {
+
+[[noreturn]] void other_value(const Plan& plan, size_t index, std::string expected) {
+  throw Error(Code::Compute, "a compiled function returned another value than the manifest says")
+      .where(plan.name + "." + plan.outputs[index].name)
+      .expected(std::move(expected));
+}
+
+}  // namespace
 
 void Frame::reserve(const Plan& plan) {
   slots_.resize(std::max<size_t>(slots_.size(), plan.slots), nullptr);
@@ -54,12 +64,19 @@ const int64_t* Frame::integers(const Plan& plan, size_t index, size_t count) con
   const int64_t *shape = nullptr, *stride = nullptr;
   const bool right = model_.info(tensor, &dtype, &ndim, &shape, &stride) == 0 && dtype == SPECC_I64 && ndim == 1 &&
                      shape[0] == static_cast<int64_t>(count) && (count <= 1 || stride[0] == 1);
-  if (!right) {
-    throw Error(Code::Compute, "a compiled function returned another value than the manifest says")
-        .where(plan.name + "." + plan.outputs[index].name)
-        .expected("i64[" + std::to_string(count) + "]");
-  }
+  if (!right) other_value(plan, index, "i64[" + std::to_string(count) + "]");
   return static_cast<const int64_t*>(model_.data(tensor));
+}
+
+Frame::Matrix Frame::matrix(const Plan& plan, size_t index) const {
+  specc_tensor* tensor = output(plan, index);
+  const std::vector<int64_t>& agreed = plan.outputs[index].shape;
+  int32_t dtype = 0, ndim = 0;
+  const int64_t *shape = nullptr, *stride = nullptr;
+  const bool right = model_.info(tensor, &dtype, &ndim, &shape, &stride) == 0 && dtype == SPECC_F32 && ndim == 2 &&
+                     shape[0] == agreed[0] && shape[1] == agreed[1] && stride[1] == 1 && stride[0] >= 0;
+  if (!right) other_value(plan, index, "f32" + shape_text(agreed));
+  return {static_cast<const float*>(model_.data(tensor)), static_cast<size_t>(stride[0])};
 }
 
 void Frame::release(uint32_t slot) noexcept {

@@ -26,6 +26,12 @@ class Frame {
 
   // `count` int64 of an output, checked for dtype, size and layout. Throws Error(Compute).
   const int64_t* integers(const Plan& plan, size_t index, size_t count) const;
+  // The same for f32 [rows, columns], whose rows may lie apart.
+  struct Matrix {
+    const float* data;
+    size_t stride;  // elements from one row to the next
+  };
+  Matrix matrix(const Plan& plan, size_t index) const;
 
   void clear() noexcept;
 

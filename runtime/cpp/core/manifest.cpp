@@ -140,8 +140,12 @@ DrafterSpec read_drafter(const JsonCursor& field) {
 std::vector<RoundSpec> read_rounds(const JsonCursor& list) {
   std::vector<RoundSpec> rounds;
   for (const auto& item : list.items()) {
+    const auto piece = [&](const char* name) {
+      const auto found = item.find(name);
+      return found ? found->string() : std::string();
+    };
     rounds.push_back({item.at("function").string(), item.at("k").integer(0, kMaxDraft),
-                      item.at("depth").integer(0, kMaxDraft)});
+                      item.at("depth").integer(0, kMaxDraft), piece("propose"), piece("verify")});
   }
   return rounds;
 }

@@ -70,6 +70,7 @@ struct DrafterSpec {
 struct RoundSpec {
   std::string function;
   int64_t length = 0, depth = 0;  // drafts; depth 0 where depths do not matter
+  std::string propose, verify;    // the round in pieces; empty: there is none
 };
 
 struct FileSpec {

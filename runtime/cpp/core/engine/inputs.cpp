@@ -22,11 +22,18 @@ const std::vector<InputSpec> kRoundInputs = {
     {"seed", SPECC_I64, 1},      {"drafts", SPECC_I64, kDrafts},
 };
 
+const std::vector<InputSpec> kVerifyInputs = {
+    {"tokens", SPECC_I64, kBlock},
+    {"positions", SPECC_I64, kBlock},
+    {"rows", SPECC_I64, kBlock},
+};
+
 Inputs::Inputs(const Manifest& manifest, ModelLibrary& library)
-    : tokens(static_cast<size_t>(manifest.model.prefill_chunk)),
+    : tokens(static_cast<size_t>(std::max(manifest.model.prefill_chunk, manifest.draft_lengths.back() + 1))),
       positions(tokens.size()),
       rows(tokens.size()),
       drafts(static_cast<size_t>(std::max<int64_t>(1, manifest.draft_lengths.back()))),
+      chunk_(static_cast<size_t>(manifest.model.prefill_chunk)),
       library_(library) {}
 
 Inputs::~Inputs() {
@@ -43,10 +50,10 @@ void Inputs::bind(const Plan& plan, size_t usual_rows) {
   for (const auto& input : plan.inputs) {
     bound.has_rows |= std::find(input.shape.begin(), input.shape.end(), kRows) != input.shape.end();
   }
-  bound.by_rows.resize(bound.has_rows ? tokens.size() + 1 : 1);
+  bound.by_rows.resize(bound.has_rows ? chunk_ + 1 : 1);
   const Turn turn(library_.turn());
   if (!bound.has_rows) views(plan, 0);
-  for (size_t rows = 1; bound.has_rows && rows <= std::min(usual_rows, tokens.size()); ++rows) views(plan, rows);
+  for (size_t rows = 1; bound.has_rows && rows <= std::min(usual_rows, chunk_); ++rows) views(plan, rows);
 }
 
 specc_tensor* const* Inputs::views(const Plan& plan, size_t rows) {

@@ -14,12 +14,13 @@ namespace specc {
 
 // The inputs that the engine feeds to functions; ir/round_inputs.py says what they mean.
 constexpr int64_t kDrafts = -2;  // in a shape: as many as the round drafts
+constexpr int64_t kBlock = -3;   // and one more, the root
 struct InputSpec {
   const char* name;
   int32_t dtype;
   int64_t rows;  // a number, kRows or kDrafts
 };
-extern const std::vector<InputSpec> kPrefillInputs, kExtendInputs, kRoundInputs;
+extern const std::vector<InputSpec> kPrefillInputs, kExtendInputs, kRoundInputs, kVerifyInputs;
 
 class Inputs {
  public:
@@ -31,8 +32,11 @@ class Inputs {
   // Filled in by the session before it runs a function.
   int64_t root = 0, previous = 0, length = 0, first_row = 0, tap_row = 0, seed = 0;
   double temperature = 0;
-  std::vector<int64_t> tokens, positions, rows;  // prefill, extension (whose tokens are called next_tokens)
+  std::vector<int64_t> tokens, positions, rows;  // prefill, verify, extension (whose tokens are called next_tokens)
   std::vector<int64_t> drafts;                   // host drafters
+
+  // Rows of the longest prefill or extension.
+  size_t chunk() const { return chunk_; }
 
   // Prepares a plan whose inputs are named as above, and its views for up to `usual_rows` rows.
   void bind(const Plan& plan, size_t usual_rows = 0);
@@ -50,6 +54,7 @@ class Inputs {
   void* buffer(const std::string& name);
   void make(const Plan& plan, size_t rows, Views& views);
 
+  const size_t chunk_;
   ModelLibrary& library_;
   std::unordered_map<const Plan*, Bound> bound_;
 };

@@ -94,7 +94,7 @@ bool Session::ready_for(const Round& round) {
   const size_t n = root_position();
   if (!catch_up(std::min(written_, n))) return false;
   // The round itself extends the drafter over what a round like it committed; more would be held against this length.
-  if (extends()) return !round.extends || extend(std::min(inputs_.tokens.size(), round.draft_length + 1));
+  if (extends()) return !round.extends || extend(std::min(inputs_.chunk(), round.draft_length + 1));
   // A round feeds the drafter the last `lag` tokens before the root again, so its own state may end that far behind.
   // Rounds without drafts leave it further behind.
   const auto lag = static_cast<size_t>(artifact_->manifest().drafter.lag);
@@ -103,8 +103,8 @@ bool Session::ready_for(const Round& round) {
   return true;
 }
 
-// Runs the round into round_tokens_. Commits nothing.
-Session::Execution Session::execute(const Round& round) {
+// What the round is told; returns the rows of its extension.
+size_t Session::fill_round(const Round& round) {
   const size_t n = root_position();
   inputs_.root = committed_[n];
   inputs_.previous = committed_[n == 0 ? 0 : n - 1];
@@ -113,14 +113,17 @@ Session::Execution Session::execute(const Round& round) {
   inputs_.seed = options_.seed;
   inputs_.temperature = options_.temperature;
   taps_.rows = 0;  // overwritten by what follows, should it fail
-  size_t rows = 0;
-  if (round.extends) {
-    // The last row is always among them: drafts go on from it.
-    const size_t from = std::min(drafter_written_, n - 1);
-    rows = n - from;
-    fill_extension(from, rows);
-  }
+  if (!round.extends) return 0;
+  // The last row is always among them: drafts go on from it.
+  const size_t from = std::min(drafter_written_, n - 1);
+  fill_extension(from, n - from);
+  return n - from;
+}
 
+// Runs the round into round_tokens_. Commits nothing.
+Session::Execution Session::execute(const Round& round) {
+  const size_t n = root_position();
+  const size_t rows = fill_round(round);
   const Turn turn(artifact_->library().turn());
   const Stopwatch watch;  // waiting for other sessions is no cost of the round
   const FrameGuard guard(frame_);

@@ -40,7 +40,8 @@ void check_inputs(const Plan& plan, const std::vector<InputSpec>& known, size_t 
     const std::string where = plan.name + "." + input.name;
     const auto spec = std::find_if(known.begin(), known.end(), [&](const auto& each) { return input.name == each.name; });
     if (spec == known.end() || (spec->rows == kDrafts && !host)) fail("an input the engine does not know", where);
-    const int64_t rows = spec->rows == kDrafts ? static_cast<int64_t>(draft_length) : spec->rows;
+    const auto drafts = static_cast<int64_t>(draft_length);
+    const int64_t rows = spec->rows == kDrafts ? drafts : spec->rows == kBlock ? drafts + 1 : spec->rows;
     if (!has(input, spec->dtype, rows)) fail("an input of another dtype or shape than agreed", where);
   }
 }
@@ -53,14 +54,45 @@ size_t require_output(const Plan& plan, const char* name, int64_t rows) {
   return static_cast<size_t>(index);
 }
 
-Round checked_round(const Plan& plan, size_t draft_length, const DrafterSpec& drafter) {
+size_t require_logits(const Plan& plan, int64_t rows, int64_t vocab_size) {
+  const int index = plan.output("logits");
+  const ValueSpec* logits = index < 0 ? nullptr : &plan.outputs[static_cast<size_t>(index)];
+  if (logits == nullptr || logits->dtype != SPECC_F32 || logits->shape.size() != 2 || logits->shape[0] != rows ||
+      logits->shape[1] < vocab_size) {
+    fail("an output is missing or of another dtype or shape than agreed", plan.name + ".logits");
+  }
+  return static_cast<size_t>(index);
+}
+
+// The same round in pieces, for texts whose tokens the engine chooses.
+void add_pieces(Round& round, const RoundSpec& spec, const std::vector<Plan>& plans,
+                const std::vector<InputSpec>& known, const Manifest& manifest) {
+  const auto drafts = static_cast<int64_t>(round.draft_length);
+  round.verify = &require_plan(plans, spec.verify);
+  check_inputs(*round.verify, kVerifyInputs, round.draft_length, false);
+  round.logits_output = require_logits(*round.verify, drafts + 1, manifest.model.vocab_size);
+  if (drafts == 0 || manifest.drafter.on_host()) return;
+  round.propose = &require_plan(plans, spec.propose);
+  check_inputs(*round.propose, known, round.draft_length, false);
+  round.drafts_output = require_output(*round.propose, "drafts", drafts);
+}
+
+Round checked_round(const RoundSpec& spec, const std::vector<Plan>& plans, const Manifest& manifest) {
+  const Plan& plan = require_plan(plans, spec.function);
+  const auto draft_length = static_cast<size_t>(spec.length);
+  const DrafterSpec& drafter = manifest.drafter;
   std::vector<InputSpec> known = kRoundInputs;
   const bool extends = draft_length > 0 && !drafter.extend.empty();
   if (extends) known.insert(known.end(), kExtendInputs.begin(), kExtendInputs.end());
   check_inputs(plan, known, draft_length, drafter.on_host());
-  Round round{&plan, draft_length, 0, 0, plan.input("tap_row") >= 0, extends};
+  Round round;
+  round.plan = &plan;
+  round.draft_length = draft_length;
+  round.reads_taps = plan.input("tap_row") >= 0;
+  round.extends = extends;
   round.tokens_output = require_output(plan, "tokens", static_cast<int64_t>(draft_length) + 1);
   round.accepted_output = require_output(plan, "accepted", 1);
+  if (!spec.verify.empty()) add_pieces(round, spec, plans, known, manifest);
   return round;
 }
 
@@ -78,8 +110,8 @@ RoundTable::RoundTable(const Manifest& manifest, const std::vector<Plan>& plans)
   for (const int64_t length : manifest.draft_lengths) {
     std::vector<Round> by_depth;
     for (const int64_t depth : length == 0 || drafter.depths.empty() ? kNoDepths : drafter.depths) {
-      const Plan& plan = require_plan(plans, require_round(manifest.rounds, length, depth).function);
-      by_depth.push_back(checked_round(plan, static_cast<size_t>(length), drafter));
+      by_depth.push_back(checked_round(require_round(manifest.rounds, length, depth), plans, manifest));
+      in_pieces_ &= by_depth.back().verify != nullptr;
     }
     rounds_.push_back(std::move(by_depth));
   }

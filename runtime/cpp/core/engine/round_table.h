@@ -16,6 +16,10 @@ struct Round {
   size_t tokens_output = 0, accepted_output = 0;
   bool reads_taps = false;
   bool extends = false;  // over the committed tokens that the drafter's own state lacks
+  // The round in pieces.
+  const Plan* propose = nullptr;  // null: drafts come from the host, or there are none
+  const Plan* verify = nullptr;   // null: the artifact has none
+  size_t drafts_output = 0, logits_output = 0;
 };
 
 class RoundTable {
@@ -30,10 +34,13 @@ class RoundTable {
   // length_index: into the manifest's num_speculative_tokens; depth_index: into drafter.depths (ignored without
   // depths).
   const Round& round(size_t length_index, size_t depth_index) const;
+  // Whether every round has its pieces, so that the engine may choose the tokens.
+  bool in_pieces() const { return in_pieces_; }
 
  private:
   const Plan* prefill_ = nullptr;
   const Plan* extend_ = nullptr;
+  bool in_pieces_ = true;
   std::vector<std::vector<Round>> rounds_;  // [length][depth], one depth where depth does not matter
 };
 

@@ -32,7 +32,10 @@ Session::Session(std::shared_ptr<Artifact> artifact)
   if (extends()) inputs_.bind(*artifact_->rounds().extend(), round_tokens_.size());
   for (size_t length = 0; length < manifest.draft_lengths.size(); ++length) {
     for (size_t depth = 0; depth < std::max<size_t>(1, manifest.drafter.depths.size()); ++depth) {
-      inputs_.bind(*artifact_->rounds().round(length, depth).plan, round_tokens_.size());
+      const Round& round = artifact_->rounds().round(length, depth);
+      for (const Plan* plan : {round.plan, round.propose, round.verify}) {
+        if (plan != nullptr) inputs_.bind(*plan, round_tokens_.size());
+      }
     }
   }
   for (const auto& plan : artifact_->plans()) frame_.reserve(plan);
@@ -142,7 +145,7 @@ void Session::drop_unread() {
 
 // Runs prefill over x[from..n-1]. False if cancelled; what is done by then stays done.
 bool Session::catch_up(size_t from) {
-  const size_t chunk = inputs_.tokens.size();
+  const size_t chunk = inputs_.chunk();
   for (size_t to = root_position(); from < to;) {
     if (take_cancel()) return false;
     const size_t rows = std::min(chunk, to - from);
@@ -189,7 +192,7 @@ void Session::fill_extension(size_t from, size_t rows) {
 // root are left. False if cancelled.
 bool Session::extend(size_t most_left) {
   const Plan& plan = *artifact_->rounds().extend();
-  const size_t chunk = inputs_.tokens.size();
+  const size_t chunk = inputs_.chunk();
   while (drafter_written_ + most_left < root_position()) {
     if (take_cancel()) return false;
     const Stopwatch watch;

@@ -82,6 +82,7 @@ class Session {
     size_t accepted;
     double seconds;  // in this session's turn
   };
+  size_t fill_round(const Round& round);
   Execution execute(const Round& round);
   void commit(const Round& round, size_t accepted);
   void record(const Round& round, size_t length_index, size_t accepted, size_t kept, double seconds,
