@@ -1,9 +1,10 @@
-"""The model library's kernels, built once for the session and each instruction set of this machine."""
+"""The model library's kernels, built once for the session and each instruction set of this machine; the sampler."""
 
 import numpy as np
 import pytest
 
 from tests.runtime.kernels import driver
+from tests.runtime.sampling import driver as sampling
 
 
 @pytest.fixture(scope="session")
@@ -26,3 +27,8 @@ def model(request, models):
 @pytest.fixture
 def rng():
     return np.random.default_rng(7)
+
+
+@pytest.fixture(scope="session")
+def sampler():
+    return sampling.Sampler(sampling.built())

@@ -268,7 +268,9 @@ def artifacts(build: Path) -> Path:
     return build / "artifacts"
 
 
-@pytest.mark.parametrize("name", ["json", "commit", "drafters", "controller", "pool", "files"])
+@pytest.mark.parametrize(
+    "name", ["json", "commit", "drafters", "controller", "sampling", "pool", "files"]
+)
 def test_unit(build: Path, tmp_path: Path, name: str) -> None:
     done = run(build / "core_tests", name, tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,7 +1,6 @@
 """The model library's kernels, driven as the engine drives them: through ``specc_model_entry``."""
 
 import ctypes
-import math
 import subprocess
 
 import numpy as np
@@ -9,6 +8,7 @@ import pytest
 import torch
 
 from tests.runtime.kernels import driver
+from tests.runtime.noise import choose
 
 ISAS, KernelError = driver.ISAS, driver.KernelError
 
@@ -180,29 +180,6 @@ def test_argmax(model, rng):
         greedy = [70, int(x[1, :140000].argmax()), 0]
         assert model.run("specc.argmax", x, attrs=[140000]).tolist() == greedy
         assert model.run("specc.argmax", x, attrs=[200000]).tolist() == [70, 140000, 0]
-
-
-MASK = 2**64 - 1
-
-
-def splitmix64(x):
-    x = (x + 0x9E3779B97F4A7C15) & MASK
-    x = ((x ^ x >> 30) * 0xBF58476D1CE4E5B9) & MASK
-    x = ((x ^ x >> 27) * 0x94D049BB133111EB) & MASK
-    return x ^ x >> 31
-
-
-def gumbel(seed, position, v):
-    h = splitmix64(splitmix64(splitmix64(seed & MASK) ^ position) ^ v) >> 12
-    return -math.log(-math.log((h + 0.5) * 2.0**-52))
-
-
-def choose(row, temperature, seed, position):
-    values = [
-        x / temperature + gumbel(seed, position, v) if temperature else x
-        for v, x in enumerate(row.tolist())
-    ]
-    return values.index(max(values))
 
 
 def accept(tokens, logits, length, temperature, seed, valid):

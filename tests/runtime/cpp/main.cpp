@@ -29,6 +29,7 @@ int main(int argc, char** argv) {
   if (name == "commit") commit_test();
   if (name == "drafters") drafters_test();
   if (name == "controller") controller_test();
+  if (name == "sampling") sampling_test();
   if (name == "pool") pool_test(folder);
   if (name == "files") files_test(folder);
   if (name == "session") session_test(folder);

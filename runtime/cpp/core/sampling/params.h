@@ -42,6 +42,8 @@ struct SamplingParams {
 
   // Whether a token is argmax(logits / temperature + noise) and nothing else, as specc.accept in a graph has it.
   bool plain() const;
+  bool filters() const;  // whether some tokens of a row are left out for being unlikely
+  bool counts() const;   // whether logits depend on the tokens before
 };
 
 }  // namespace specc

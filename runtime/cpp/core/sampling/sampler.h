@@ -71,9 +71,10 @@ class Sampler {
   // Error(Option) if nothing is allowed, or for rules that cannot be: block on a tree.
   Sampled choose(const History& history, const RoundLogits& round);
 
-  // Draws draft j (0-based), whose predecessors are drafts[0..j), from logits [columns]: kProcessed. `allowed` as a row
-  // above. With temperature 0 the best.
-  int64_t draft(const History& history, const int64_t* drafts, size_t j, const DraftLogits& row, const uint32_t* allowed);
+  // Draws draft j (0-based), whose predecessors are drafts[0..j), from row 0 of `draft` (kProcessed): its own noise under
+  // rejection and block, the target's under match, where that makes them agree more often. -1 if nothing is allowed.
+  int64_t draft(const History& history, const int64_t* drafts, size_t j, const DraftLogits& draft,
+                const uint32_t* allowed = nullptr);
 
  private:
   struct Impl;
