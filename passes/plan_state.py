@@ -56,7 +56,7 @@ class PlanState(Pass):
         if self.max_num_seqs < 1:
             raise PassError(
                 "SPECC-E0353", f"caches for {self.max_num_seqs} texts cannot be planned",
-                expected="1 or more", cure="correct --max-num-seqs",
+                expected="1 or more", cure="give 1 or more texts",
             )  # fmt: skip
         if self.kv_cache_dtype not in KV_CACHE_DTYPES:
             raise PassError(

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
-from specc.errors import ArtifactError
+from specc.errors import ArtifactError, RequestError
 from specc.runtime import native
 from specc.runtime.manifest import Manifest
 from specc.runtime.session import ADAPTIVE, Session
@@ -161,8 +161,8 @@ class Artifact:
 
     def _open(self) -> int:
         if not self._free.alive:
-            raise ArtifactError(
-                "SPECC-E0501", "the artifact is closed", where=str(self.path), cure="load it again"
+            raise RequestError(
+                "SPECC-E0607", "the artifact is closed", where=str(self.path), cure="load it again"
             )
         return self._handle
 

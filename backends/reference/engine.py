@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, NoReturn, Self
 
 from specc.backends.reference.executor import ReferenceArtifact
-from specc.errors import RequestError
+from specc.errors import ArtifactError, RequestError
 from specc.runtime import ADAPTIVE, Generation, Manifest, Stats
 
 _TOKENIZER = "tokenizer/tokenizer.json"
@@ -73,7 +73,7 @@ class ReferenceEngine:
 
     def session(self) -> NoReturn:
         """Reference artifacts have none."""
-        raise RequestError(
+        raise ArtifactError(
             "SPECC-E0412", "a reference artifact has no sessions", where=str(self._path),
             expected="`specc run`, one text at a time", cure="compile with --backend inductor",
         )  # fmt: skip

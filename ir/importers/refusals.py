@@ -70,7 +70,7 @@ def refuse_config(raw: dict[str, Any], where: str) -> None:
             f"the checkpoint is quantised ({method}); specc does not read this form",
             where=f"{where}: quantization_config",
             expected="float weights in safetensors, or a GGUF",
-            cure="take the unquantised checkpoint and pass --quantize, or a GGUF of the model",
+            cure="take the unquantised checkpoint and add --quant int8 or int4, or take a GGUF of the model",
         )
     for config in (raw, text or {}):
         refuse_architecture(config, where)

@@ -341,7 +341,7 @@ def test_closing_is_final_and_harmless(tiny_artifact: Path) -> None:
     session.close()
     with pytest.raises(RequestError, match="E0607"):
         session.next()
-    with pytest.raises(ArtifactError, match="E0501"):
+    with pytest.raises(RequestError, match="E0607"):
         artifact.session()
 
 

@@ -78,7 +78,7 @@ def test_what_is_no_artifact(capsys: pytest.CaptureFixture[str], tmp_path: Path,
     arguments = [verb, str(tmp_path), *prompt, "--json"]
     status, out, err = run(capsys, *arguments)
     assert (status, err) == (1, "")
-    assert error_of(out)["code"] == ("SPECC-E0501" if verb != "chat" else "SPECC-E0505")
+    assert error_of(out)["code"] == "SPECC-E0501"
 
 
 def test_internal_errors_are_one_line(

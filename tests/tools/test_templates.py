@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from specc.errors import ArtifactError, RequestError
+from specc.errors import RequestError
 from specc.templates import ChatTemplate
 
 CHATML = (
@@ -108,5 +108,5 @@ def test_the_default_of_several(tmp_path: Path) -> None:
 
 def test_none_is_a_coded_error(tmp_path: Path) -> None:
     for artifact in (tmp_path, write(tmp_path, {"bos_token": "<s>"})):
-        with pytest.raises(ArtifactError, match="chat template"):
+        with pytest.raises(RequestError, match="SPECC-E0620"):
             ChatTemplate.of_artifact(artifact)

@@ -31,15 +31,15 @@ class ChatTemplate:
 
     @classmethod
     def of_artifact(cls, artifact: Path) -> ChatTemplate:
-        """The template among an artifact's tokenizer files; raises ArtifactError without one."""
+        """The template among an artifact's tokenizer files; raises RequestError (SPECC-E0620) without one."""
         folder = artifact / "tokenizer"
         config = _read_config(folder / "tokenizer_config.json")
         tokens = {n: _token_text(config.get(n)) for n in _SPECIAL_TOKENS}
         own = folder / "chat_template.jinja"
         source = own.read_text("utf-8") if own.is_file() else _default(config.get("chat_template"))
         if source is None:
-            raise ArtifactError(
-                "SPECC-E0505", "the model came without a chat template", where=str(folder),
+            raise RequestError(
+                "SPECC-E0620", "the model came without a chat template", where=str(folder),
                 expected="chat_template.jinja, or chat_template in tokenizer_config.json",
                 cure="continue plain text with: specc run ART --prompt TEXT",
             )  # fmt: skip
@@ -94,7 +94,7 @@ def _environment() -> Any:
         from jinja2.sandbox import ImmutableSandboxedEnvironment
     except ImportError as error:
         raise RequestError(
-            "SPECC-E0108", "chat templates need jinja2", cure="pip install 'jinja2>=3.1.6'"
+            "SPECC-E0621", "chat templates need jinja2", cure="pip install 'jinja2>=3.1.6'"
         ) from error
 
     class Bounded(ImmutableSandboxedEnvironment):

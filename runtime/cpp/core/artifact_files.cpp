@@ -39,7 +39,7 @@ Manifest read_manifest(const std::string& directory) {
     throw Error(Code::NotAnArtifact, "not an artifact")
         .where(directory)
         .expected("a directory with a manifest.json")
-        .cure("make one with: specc compile MODEL");
+        .cure("make one with: specc compile MODEL -o ART");
   }
   return Manifest::parse(read_text_file(path, kMaxManifest), path);
 }

@@ -11,6 +11,8 @@ from specc.conversation import Answer, Conversation
 from specc.engines import open_compiled
 from specc.errors import RequestError
 from specc.flags import Json
+from specc.recipe import Recipe
+from specc.runtime import Manifest
 from specc.templates import ChatTemplate
 
 HELP = "/reset forgets the conversation, /exit ends, Ctrl-C stops an answer."
@@ -26,6 +28,7 @@ def main(
     seed: int = 0,
     num_speculative_tokens: int | None = None,
     threads: int = 0,
+    recipe: Recipe = None,
     json: Json = False,
 ) -> int:
     """Talk with an artifact.
@@ -43,11 +46,16 @@ def main(
         seed: Of the sampling noise.
         num_speculative_tokens: One K of the artifact; left out, the engine adapts it.
         threads: Threads; 0 takes the physical cores this process may use.
+        recipe: TOML file with flags for this verb; what the command line says comes first.
         json: Read messages from stdin, and print one JSON object for each answer.
     """
+    del recipe  # (read before this was called)
     flags.at_least("--max-tokens", max_tokens, 1)
     flags.at_least("--temperature", temperature, 0)
     flags.threads(threads)
+    Manifest.read(
+        artifact
+    )  # a folder that is no artifact is told apart from one without a template
     template = ChatTemplate.of_artifact(artifact)
     with open_compiled(artifact, threads) as engine, engine.session() as session:
         k = flags.draft_length(engine.manifest, num_speculative_tokens)

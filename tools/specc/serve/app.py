@@ -47,7 +47,7 @@ def application(service: Service) -> Starlette:
         assert isinstance(error, HTTPException)
         unknown = RequestError(
             "SPECC-E0712", error.detail, where=f"{request.method} {request.url.path}",
-            cure="see the routes in the README",
+            cure="the routes: specc help serve",
         )  # fmt: skip
         service.metrics.refused[unknown.code].inc()
         body = answers.error_body(unknown, error.status_code)

@@ -87,7 +87,7 @@ class Service:
 
     @cached_property
     def template(self) -> ChatTemplate:
-        """The model's; raises ArtifactError (SPECC-E0505) without one."""
+        """The model's; raises RequestError (SPECC-E0620) without one."""
         return ChatTemplate.of_artifact(Path(self.engine.path))
 
     @property
@@ -142,7 +142,7 @@ class Service:
             messages = [m.for_template() for m in body.messages]
             text = self.template.render(messages, tools=tools or None)
         except SpeccError as error:
-            if error.code not in ("SPECC-E0107", "SPECC-E0505"):
+            if error.code not in ("SPECC-E0107", "SPECC-E0620"):
                 raise
             # Where the template lies is not for clients to know.
             raise RequestError(
