@@ -24,7 +24,7 @@ from specc.request import (
     draft_lengths,
 )
 
-NOT_OF_THE_REQUEST = {"json", "no_cache"}
+NOT_OF_THE_REQUEST = {"json", "no_cache", "recipe"}
 DEFAULTS: dict[str, Any] = {
     name: parameter.default
     for name, parameter in inspect.signature(compile_.main).parameters.items()

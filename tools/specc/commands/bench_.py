@@ -23,6 +23,7 @@ from specc.measurement import (
 from specc.original import load_original
 from specc.progress import SilentProgress, TerminalProgress
 from specc.prompts import Prompt
+from specc.recipe import Recipe
 from specc.report import page
 from specc.runtime import Artifact, Manifest
 
@@ -41,6 +42,7 @@ def main(
     model: str | None = None,
     threads: int = 0,
     report: Path | None = None,
+    recipe: Recipe = None,
     json: Json = False,
 ) -> int:
     """Measure an artifact against its own plain decoding.
@@ -61,8 +63,10 @@ def main(
         model: The original model, for --quality; left out, the one the artifact says.
         threads: Threads; 0 takes the physical cores this process may use.
         report: HTML file to write, one page with plots.
+        recipe: TOML file with flags for this verb; what the command line says comes first.
         json: Print one JSON object on stdout.
     """
+    del recipe  # (read before this was called)
     flags.at_least("--max-tokens", max_tokens, 2)
     flags.at_least("--repeats", repeats, 1)
     flags.threads(threads)

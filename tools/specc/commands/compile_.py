@@ -13,6 +13,7 @@ from specc.artifacts import compile_kept
 from specc.flags import Isa, Json, Switch
 from specc.output import EXIT_OK, emit, say
 from specc.progress import JsonProgress, TerminalProgress, human_bytes
+from specc.recipe import Recipe
 from specc.request import MOST_DRAFTS, CompileRequest, check_output, check_request
 from specc.runtime import Manifest
 
@@ -49,6 +50,7 @@ def main(
     artifact: Annotated[Path, Parameter(name=["--output", "-o"], group=_OUTPUT)],
     force: Annotated[Switch, _GROUPED["output"]] = False,
     no_cache: Annotated[Switch, _GROUPED["output"]] = False,
+    recipe: Annotated[Recipe, _GROUPED["output"]] = None,
     json: Annotated[Json, _GROUPED["output"]] = False,
 ) -> int:
     """Turn a model into a speculative artifact.
@@ -83,8 +85,10 @@ def main(
         artifact: Directory to write. Nothing is left there if compiling fails.
         force: Replace an artifact that is there.
         no_cache: Compile everything anew, and keep nothing.
+        recipe: TOML file with flags for this verb; what the command line says comes first.
         json: Print one JSON object on stdout, and progress as JSON lines on stderr.
     """
+    del recipe  # (read before this was called)
     request = request_of(
         model, method=method, drafter=drafter, num_speculative_tokens=num_speculative_tokens,
         draft_layers=draft_layers, depths=depths, draft_vocab_size=draft_vocab_size, drafter_options=drafter_options,

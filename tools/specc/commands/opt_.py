@@ -13,6 +13,7 @@ from specc import flags, output
 from specc.commands.compile_ import request_of
 from specc.flags import Json, Switch
 from specc.progress import JsonProgress, Progress, TerminalProgress
+from specc.recipe import Recipe
 from specc.request import METHODS, CompileRequest, draft_lengths
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ def main(
     dump_dir: Path | None = None,
     bisect: Switch = False,
     show_list: Annotated[bool, Parameter(name="--list", negative="")] = False,
+    recipe: Recipe = None,
     json: Json = False,
 ) -> int:
     """Show what the passes make of a model.
@@ -73,8 +75,10 @@ def main(
         bisect: Compare with the original model after each pass, and name the first that breaks it
             (exit code 1 then).
         show_list: List the passes of the method.
+        recipe: TOML file with flags for this verb; what the command line says comes first.
         json: Print one JSON object on stdout.
     """
+    del recipe  # (read before this was called)
     flags.one_of("--method", method, METHODS)
     _check_pass(print_after, method)
     _check_pass(stop_after, method)

@@ -13,6 +13,7 @@ from specc import flags, output, prompts
 from specc.engines import open_any
 from specc.flags import Json, Switch
 from specc.prompts import Prompt
+from specc.recipe import Recipe
 from specc.runtime import Engine, Generation
 from specc.runtime.stats import Stats
 from specc.streaming import TextStream
@@ -37,6 +38,7 @@ def main(
     threads: int = 0,
     ignore_eos: Switch = False,
     chat: Switch = False,
+    recipe: Recipe = None,
     json: Json = False,
 ) -> int:
     """Continue a prompt with an artifact.
@@ -57,8 +59,10 @@ def main(
         threads: Threads; 0 takes the physical cores this process may use.
         ignore_eos: Go on past the end-of-text token.
         chat: Put the prompt into the model's chat template, as one user message.
+        recipe: TOML file with flags for this verb; what the command line says comes first.
         json: Print one JSON object on stdout.
     """
+    del recipe  # (read before this was called)
     asked = prompts.from_flags(prompt, prompt_file, token_ids)
     flags.at_least("--max-tokens", max_tokens, 0)
     flags.at_least("--temperature", temperature, 0)

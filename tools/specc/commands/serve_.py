@@ -12,9 +12,10 @@ from specc import flags, output
 from specc.checks import available_memory
 from specc.commands.run_ import has_tokenizer
 from specc.engines import open_compiled
-from specc.errors import SpeccError, UsageError
+from specc.errors import RequestError, UsageError
 from specc.flags import Json
 from specc.progress import human_bytes
+from specc.recipe import Recipe
 from specc.runtime import Artifact, Manifest
 
 MOST_PORT = 65535
@@ -37,6 +38,7 @@ def main(
     num_speculative_tokens: int | None = None,
     metrics_prefix: str = "specc",
     threads: int = 0,
+    recipe: Recipe = None,
     json: Json = False,
 ) -> int:
     """Serve an artifact over OpenAI's HTTP interface.
@@ -63,8 +65,10 @@ def main(
             engine adapts it.
         metrics_prefix: Of the names on /metrics: vllm makes dashboards for vLLM work.
         threads: Threads; 0 takes the physical cores this process may use.
+        recipe: TOML file with flags for this verb; what the command line says comes first.
         json: Print one JSON object on stdout when ready.
     """
+    del recipe  # (read before this was called)
     flags.at_least("--max-queue", max_queue, 0)
     flags.at_least("--max-body", max_body, 1)
     flags.at_least("--timeout", timeout, 0)
@@ -127,7 +131,7 @@ def _sessions(manifest: Manifest, most: int, budget: int | None) -> int:
 
 def _check_tokenizer(engine: Artifact, path: Path) -> None:
     if not has_tokenizer(engine):
-        raise SpeccError(
+        raise RequestError(
             "SPECC-E0605", "the artifact has no tokenizer", where=str(path),
             cure="compile it from a model that has one",
         )  # fmt: skip

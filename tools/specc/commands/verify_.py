@@ -14,6 +14,7 @@ from specc.engines import open_compiled
 from specc.flags import Json, Switch
 from specc.original import load_original
 from specc.progress import SilentProgress, TerminalProgress
+from specc.recipe import Recipe
 from specc.runtime import Manifest
 from specc.verification import Divergence, Limits, Report, Verdict, Verifier
 
@@ -29,6 +30,7 @@ def main(
     eager: Annotated[bool, Parameter(negative="--no-eager")] = True,
     ignore_eos: Switch = False,
     threads: int = 0,
+    recipe: Recipe = None,
     json: Json = False,
 ) -> int:
     """Compare an artifact with plain decoding and with the original model.
@@ -49,8 +51,10 @@ def main(
         eager: Compare with the original model too, in eager torch.
         ignore_eos: Go on past the end-of-text token.
         threads: Threads; 0 takes the physical cores this process may use.
+        recipe: TOML file with flags for this verb; what the command line says comes first.
         json: Print one JSON object on stdout.
     """
+    del recipe  # (read before this was called)
     flags.at_least("--max-tokens", max_tokens, 1)
     flags.at_least("--margin", margin, 0)
     flags.threads(threads)
