@@ -38,8 +38,7 @@ class AttachAdapter(Pass):
 
     `hidden` is the state that entered layer L-D at the position before (a tap for the first step).
     The layers read the target's cache, exact for committed positions, and write rows that verify
-    rewrites. Realises the documents' adaptive Eagle losslessly (methods.md, section 14, S1, adapter
-    A1).
+    rewrites.
     """
 
     name: ClassVar[str] = "attach-adapter"

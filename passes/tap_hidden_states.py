@@ -24,7 +24,7 @@ class TapHiddenStates(Pass):
     Before: x2 = call layer.0(x1, ...)
     After:  cache_copy(x1, $tap.1); x2 = call layer.0(x1, ...)
 
-    The index is that of Hugging Face's `output_hidden_states` (methods.md, section 0.5) but for L,
+    The index is that of Hugging Face's `output_hidden_states` but for L,
     which is *before* the final norm. `rows` bounds the rows of a call: the longest prefill chunk or
     verify.
     """

@@ -29,7 +29,7 @@ STRETCHES = 8
 """How many an adapter is fitted on."""
 
 DEPTHS = (2, 3, 4, 5, 6, 7)
-"""The documents' range for the layers of the adaptive self-draft."""
+"""Depths of the adaptive self-draft where the user names none."""
 
 
 @dataclass(frozen=True)

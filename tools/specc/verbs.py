@@ -17,7 +17,7 @@ VERBS = {
     "inspect": "Show what is in an artifact, without running it.",
     "verify": "Compare an artifact with plain decoding and with the original model.",
     "bench": "Measure an artifact against its own plain decoding.",
-    "doctor": "Check what this machine can compile and run.",
+    "doctor": "Say what this machine can compile and run.",
     "opt": "Show what the passes make of a model.",
     "cache": "List, trim or clear the compile cache.",
     "help": "Explain a topic, a verb or an error's code.",

