@@ -23,8 +23,8 @@ class BuildPropose(Pass):
     """Chain a drafter's steps, for each K > 0 and each depth D of the drafter.
 
     Before: draft(tokens[1], positions[1], rows[1]) -> logits[1, V]
-    After:  the same, and propose_K(root, length, first_row, temperature, seed, ...) -> drafts[K], or
-            propose_K_dD where the drafter has depths
+    After:  the same, and propose_K(root, length, first_row, temperature, seed, ...)
+            -> (drafts[K], the logits[1, V] of each), or propose_K_dD where the drafter has depths
 
     Each draft is chosen by the rule and noise of accept, as the target will choose, so that it agrees as
     often as it can. `previous`, where a drafter begins with two rows (draft_first), is the token before

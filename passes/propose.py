@@ -53,12 +53,17 @@ class RoundWriter:
 
 
 class Proposal(RoundWriter):
-    """A function propose_K(root, length, first_row, temperature, seed, ...) -> drafts i64[K], while it is written."""
+    """A function propose_K(root, length, first_row, temperature, seed, ...), while it is written.
+
+    Its results are drafts i64[K] and, for each draft, the logits f32[1, V] that it was chosen from. A host that keeps
+    drafts by p/q gives it a seed of its own, so that drafts are drawn, and by a noise that nothing else has.
+    """
 
     def __init__(self, program: SpeculativeProgram, k: int, **more: TensorType) -> None:
         super().__init__(program, k)
         self.inputs = {name: self.builder.input(name, type_) for name, type_ in more.items()}
         self.drafts: list[fx.Node] = []
+        self.logits: list[fx.Node] = []
 
     @property
     def before(self) -> fx.Node:
@@ -69,6 +74,7 @@ class Proposal(RoundWriter):
         """The next draft from its logits f32[1, V]."""
         at = self.position(len(self.drafts))
         self.drafts.append(self.choice(self.before, logits, at))
+        self.logits.append(logits)
 
     def end(self, depth: int = 0) -> Function:
         """The function; `depth` where the drafter has depths."""
@@ -76,8 +82,9 @@ class Proposal(RoundWriter):
         (drafts,) = self.drafts if self.k == 1 else [
             self.builder.op(aten.cat.default, self.drafts, type_=TensorType("i64", (self.k,)))
         ]  # fmt: skip
-        name = proposal_name(self.k, depth)
-        return Function(name, Role.DRAFT, self.builder.output(drafts), ("drafts",))
+        names = ("drafts", *(f"logits_{j}" for j in range(self.k)))
+        graph = self.builder.output(drafts, *self.logits)
+        return Function(proposal_name(self.k, depth), Role.DRAFT, graph, names)
 
 
 def proposal_name(k: int, depth: int = 0) -> str:

@@ -65,7 +65,7 @@ def generate(
             propose = program.functions[f"propose_{k}"]
             copies = {key: value.clone() for key, value in state.items()}
             args = [inputs[i.name] for i in propose.inputs]
-            (proposed,) = evaluate(program, propose.name, args, copies)
+            proposed, *_ = evaluate(program, propose.name, args, copies)
             drafted.append((list(x), proposed.tolist()))
         function = program.functions[name]
         tokens, accepted = evaluate(program, name, [inputs[i.name] for i in function.inputs], state)

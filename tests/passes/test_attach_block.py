@@ -73,7 +73,7 @@ fn propose_2(%root: i64[1], %length: i64[1], %first_row: i64[1], %temperature: f
   %30 = %29[0] : i64[1]
   %31 = %29[1] : i64[1]
   %32 = aten.cat([%22, %30]) : i64[2]
-  return drafts=%32
+  return drafts=%32, logits_0=%20, logits_1=%27
 """,  # noqa: E501
     )
     assert (after.contract.state, after.contract.draft_rows) == ("target", 3)

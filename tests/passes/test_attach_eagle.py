@@ -102,7 +102,7 @@ fn propose_2(%root: i64[1], %length: i64[1], %first_row: i64[1], %temperature: f
   %12 = %11[0] : i64[1]
   %13 = %11[1] : i64[1]
   %14 = aten.cat([%4, %12]) : i64[2]
-  return drafts=%14
+  return drafts=%14, logits_0=%1, logits_1=%8
 """,  # noqa: E501
     )
     contract = after.contract

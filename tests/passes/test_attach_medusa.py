@@ -40,7 +40,7 @@ fn propose_2(%root: i64[1], %length: i64[1], %first_row: i64[1], %temperature: f
   %13 = %12[0] : i64[1]
   %14 = %12[1] : i64[1]
   %15 = aten.cat([%7, %13]) : i64[2]
-  return drafts=%15
+  return drafts=%15, logits_0=%5, logits_1=%10
 """,
     )
     assert "draft.head.1" not in after.functions, "equal heads are one leaf"

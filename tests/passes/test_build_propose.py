@@ -33,7 +33,7 @@ fn propose_2(%root: i64[1], %length: i64[1], %first_row: i64[1], %temperature: f
   %12 = %11[0] : i64[1]
   %13 = %11[1] : i64[1]
   %14 = aten.cat([%4, %12]) : i64[2]
-  return drafts=%14
+  return drafts=%14, logits_0=%2, logits_1=%9
 """,
     )
 
@@ -61,7 +61,7 @@ fn propose_2(%root: i64[1], %length: i64[1], %first_row: i64[1], %temperature: f
   %14 = %13[0] : i64[1]
   %15 = %13[1] : i64[1]
   %16 = aten.cat([%6, %14]) : i64[2]
-  return drafts=%16
+  return drafts=%16, logits_0=%4, logits_1=%11
 """,
     )
 
@@ -90,7 +90,7 @@ fn propose_2_d1(%root: i64[1], %length: i64[1], %first_row: i64[1], %temperature
   %15 = %14[0] : i64[1]
   %16 = %14[1] : i64[1]
   %17 = aten.cat([%6, %15]) : i64[2]
-  return drafts=%17
+  return drafts=%17, logits_0=%3, logits_1=%11
 """,
     )
 

@@ -43,17 +43,19 @@ def test_rounds_of_some_layers() -> None:
         toy.text(FuseRound()(program).program, "round_2"),
         """\
 fn round_2(%root: i64[1], %length: i64[1], %first_row: i64[1], %temperature: f64[1], %seed: i64[1]) {round}:
-  %0 = call propose_2(%root, %length, %first_row, %temperature, %seed) : (i64[2])
+  %0 = call propose_2(%root, %length, %first_row, %temperature, %seed) : (i64[2], f32[1, 6], f32[1, 6])
   %1 = %0[0] : i64[2]
-  %2 = aten.cat([%root, %1]) : i64[3]
-  %3 = specc.positions(%length, 3, 0) : i64[3]
-  %4 = specc.rows(%3, %first_row) : i64[3]
-  %5 = call verify_2(%2, %3, %4) : (f32[3, 6])
-  %6 = %5[0] : f32[3, 6]
-  %7 = call accept_2(%2, %6, %length, %temperature, %seed) : (i64[3], i64[1])
-  %8 = %7[0] : i64[3]
-  %9 = %7[1] : i64[1]
-  return tokens=%8, accepted=%9
+  %2 = %0[1] : f32[1, 6]
+  %3 = %0[2] : f32[1, 6]
+  %4 = aten.cat([%root, %1]) : i64[3]
+  %5 = specc.positions(%length, 3, 0) : i64[3]
+  %6 = specc.rows(%5, %first_row) : i64[3]
+  %7 = call verify_2(%4, %5, %6) : (f32[3, 6])
+  %8 = %7[0] : f32[3, 6]
+  %9 = call accept_2(%4, %8, %length, %temperature, %seed) : (i64[3], i64[1])
+  %10 = %9[0] : i64[3]
+  %11 = %9[1] : i64[1]
+  return tokens=%10, accepted=%11
 """,
     )
 
@@ -64,17 +66,19 @@ def test_rounds_of_a_draft_model() -> None:
         toy.text(FuseRound()(program).program, "round_2"),
         """\
 fn round_2(%root: i64[1], %length: i64[1], %first_row: i64[1], %temperature: f64[1], %seed: i64[1], %previous: i64[1]) {round}:
-  %0 = call propose_2(%root, %length, %first_row, %temperature, %seed, %previous) : (i64[2])
+  %0 = call propose_2(%root, %length, %first_row, %temperature, %seed, %previous) : (i64[2], f32[1, 6], f32[1, 6])
   %1 = %0[0] : i64[2]
-  %2 = aten.cat([%root, %1]) : i64[3]
-  %3 = specc.positions(%length, 3, 0) : i64[3]
-  %4 = specc.rows(%3, %first_row) : i64[3]
-  %5 = call verify_2(%2, %3, %4) : (f32[3, 6])
-  %6 = %5[0] : f32[3, 6]
-  %7 = call accept_2(%2, %6, %length, %temperature, %seed) : (i64[3], i64[1])
-  %8 = %7[0] : i64[3]
-  %9 = %7[1] : i64[1]
-  return tokens=%8, accepted=%9
+  %2 = %0[1] : f32[1, 6]
+  %3 = %0[2] : f32[1, 6]
+  %4 = aten.cat([%root, %1]) : i64[3]
+  %5 = specc.positions(%length, 3, 0) : i64[3]
+  %6 = specc.rows(%5, %first_row) : i64[3]
+  %7 = call verify_2(%4, %5, %6) : (f32[3, 6])
+  %8 = %7[0] : f32[3, 6]
+  %9 = call accept_2(%4, %8, %length, %temperature, %seed) : (i64[3], i64[1])
+  %10 = %9[0] : i64[3]
+  %11 = %9[1] : i64[1]
+  return tokens=%10, accepted=%11
 """,
     )
 
@@ -88,17 +92,19 @@ def test_rounds_of_each_depth() -> None:
         toy.text(rewritten, "round_2_d1"),
         """\
 fn round_2_d1(%root: i64[1], %length: i64[1], %first_row: i64[1], %temperature: f64[1], %seed: i64[1], %tap_row: i64[1]) {round}:
-  %0 = call propose_2_d1(%root, %length, %first_row, %temperature, %seed, %tap_row) : (i64[2])
+  %0 = call propose_2_d1(%root, %length, %first_row, %temperature, %seed, %tap_row) : (i64[2], f32[1, 6], f32[1, 6])
   %1 = %0[0] : i64[2]
-  %2 = aten.cat([%root, %1]) : i64[3]
-  %3 = specc.positions(%length, 3, 0) : i64[3]
-  %4 = specc.rows(%3, %first_row) : i64[3]
-  %5 = call verify_2(%2, %3, %4) : (f32[3, 6])
-  %6 = %5[0] : f32[3, 6]
-  %7 = call accept_2(%2, %6, %length, %temperature, %seed) : (i64[3], i64[1])
-  %8 = %7[0] : i64[3]
-  %9 = %7[1] : i64[1]
-  return tokens=%8, accepted=%9
+  %2 = %0[1] : f32[1, 6]
+  %3 = %0[2] : f32[1, 6]
+  %4 = aten.cat([%root, %1]) : i64[3]
+  %5 = specc.positions(%length, 3, 0) : i64[3]
+  %6 = specc.rows(%5, %first_row) : i64[3]
+  %7 = call verify_2(%4, %5, %6) : (f32[3, 6])
+  %8 = %7[0] : f32[3, 6]
+  %9 = call accept_2(%4, %8, %length, %temperature, %seed) : (i64[3], i64[1])
+  %10 = %9[0] : i64[3]
+  %11 = %9[1] : i64[1]
+  return tokens=%10, accepted=%11
 """,
     )
 
