@@ -62,15 +62,15 @@ class Case:
         return law(logits, prefix, self.params, self.mask(prefix) if self.allowed else None)
 
     def round(self, drafts):
-        prefixes = [drafts[:r] for r in range(self.k + 1)]
-        certain = self.drawn == "certain"
+        prefixes = [drafts[:r] for r in range(len(drafts) + 1)]
+        unknown = self.drawn == "certain" or not drafts
         return Round(
             PROMPT,
             OUTPUT,
             np.stack([self.target_logits(p) for p in prefixes]),
             drafts,
             allowed=np.stack([self.mask(p) for p in prefixes]) if self.allowed else None,
-            draft_logits=None if certain else np.stack([self.draft_logits(p) for p in prefixes[:-1]]),
+            draft_logits=None if unknown else np.stack([self.draft_logits(p) for p in prefixes[:-1]]),
             ids=None if self.ids is None else np.array(self.ids),
             law=self.drawn,
         )  # fmt: skip
@@ -263,6 +263,42 @@ def test_drafts_of_a_law_unknown_may_count_as_certain(sampler, rule):
     own, said, kept = emitted(sampler, case, blocks=list(known.blocks()))
     assert total_variation(own, said) < EXACT
     assert kept < emitted(sampler, known)[2] - 0.05
+
+
+# Drafts that are not verified: a cut may look at what was drafted before it, and at nothing else.
+
+
+def before(case, drafts):
+    """How many drafts a head keeps that foretells each from those before it, as DSpark's does."""
+    keeps = [table(3, case.vocab_size, drafts[:j])[j] > -1 for j in range(len(drafts))]
+    return [*keeps, False].index(False)
+
+
+def after(case, drafts):
+    """How many one keeps that has seen the draft itself: where the target likes it less, it is cut."""
+    liked = [case.target(drafts[:j])[d] >= case.draft(drafts[:j])[d] for j, d in enumerate(drafts)]
+    return [*liked, False].index(False)
+
+
+@pytest.mark.parametrize("drawn", ["certain", "temperature"])
+@pytest.mark.parametrize("rule", ["match", "rejection", "block"])
+@pytest.mark.parametrize("more", [{}, {"top_k": 3, "frequency": 0.4}])
+def test_a_cut_that_sees_the_drafts_before_it_changes_no_law(sampler, rule, drawn, more):
+    case = Case(4, 3, Params(temperature=0.9, rule=rule, **more), drawn)
+    blocks = [(q, drafts[: before(case, drafts)]) for q, drafts in case.blocks()]
+    assert drawn == "certain" or {len(drafts) for _, drafts in blocks} == {1, 2, 3}
+    own, said, _ = emitted(sampler, case, blocks)
+    assert total_variation(own, said) < EXACT
+
+
+@pytest.mark.parametrize("rule", ["match", "rejection", "block"])
+def test_a_cut_that_sees_the_draft_itself_is_found(sampler, rule):
+    """It leaves a law alone only where drafts are the target's own choices or nothing."""
+    case = Case(4, 3, Params(temperature=0.9, rule=rule), "temperature")
+    blocks = [(q, drafts[: after(case, drafts)]) for q, drafts in case.blocks()]
+    own, said, _ = emitted(sampler, case, blocks)
+    off = total_variation(own, said)
+    assert off < EXACT if rule == "match" else off > 1e-2
 
 
 # Trees: drafts that continue the same row are drawn one after the other, none twice.
