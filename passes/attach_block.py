@@ -36,7 +36,7 @@ class AttachBlock(Pass):
     After:  the same, and propose_K(root, length, first_row, temperature, seed) -> drafts[K]:
             x = <layers>(embed(root, mask, mask, ...)), each writing its keys and values behind the
             text's; logits = head(rows of x that give drafts); draft j = choose(logits[j]), or of
-            logits[j] + markov(draft j - 1)
+            logits[j] + markov(draft j - 1). A head that foretells what is kept reads no draft from j on.
 
     The block has as many rows as the drafter was trained with, whatever K is; what it writes is
     written again by verify, or by the next block. So there must be room for it: `draft_rows`.
@@ -158,9 +158,12 @@ class _Block:
         for j in range(k):
             scores = self._row(proposal, logits, j)
             if self.choose is not None:
-                more = [proposal.before, self._row(proposal, hidden, j)] if self.spec.markov else []
+                more = [proposal.before] if self.spec.markov else []
+                if self._reads_hidden:
+                    more.append(self._row(proposal, hidden, j))
                 scores, *state = self.choose.call(builder, program, scores, *more, *state, rows=1)
-            proposal.choose(scores)
+            confidence = state.pop() if self.spec.confidence else None
+            proposal.choose(scores, confidence)
         return proposal.end()
 
     def _row(self, proposal: Proposal, x: fx.Node, index: int) -> fx.Node:
@@ -196,25 +199,36 @@ class _Block:
             writer.linear(normed, f"{PREFIX}lm_head"), normed, names=("logits", "hidden")
         )
 
+    @property
+    def _reads_hidden(self) -> bool:
+        return self.spec.markov is not None or self.spec.confidence is not None
+
     def _choose(self) -> Leaf | None:
-        """Leaf: logits of draft ids (and the token before, hidden state, state) -> logits by target id (and state)."""
+        """Leaf: logits of draft ids (and the token before, hidden state, state) -> logits by target id (and more).
+
+        More: the state of an rnn, and the confidence [T, 1].
+        """
         spec, markov = self.spec, self.spec.markov
-        if markov is None and not spec.mapped:
+        if not self._reads_hidden and not spec.mapped:
             return None
         writer = LeafWriter(self.program, f"{PREFIX}choose", "head")
         logits = writer.value(
             "logits", "f32", "T", spec.draft_vocab_size if spec.mapped else self._ids()
         )
         states: list[fx.Node] = []
+        known: list[fx.Node] = []  # what a confidence head reads
+        before = writer.value("tokens", "i64", "T") if markov else None
+        if self._reads_hidden:
+            known = [hidden := writer.value("hidden", "f32", "T", spec.hidden_size)]
         if markov is not None:
-            before = writer.value("tokens", "i64", "T")
-            hidden = writer.value("hidden", "f32", "T", spec.hidden_size)
             states = (
                 [writer.value("state", "f32", "T", markov.rank)] if markov.kind == "rnn" else []
             )
             name = f"{PREFIX}markov_head"
             e = writer.op(aten.embedding.default, writer.weight(f"{name}.markov_w1.weight"), before)
             inner = e
+            if spec.confidence is not None and spec.confidence.markov:
+                known.append(e)
             if markov.kind == "gated":
                 gate = writer.linear(writer.cat(hidden, e), f"{name}.gate_proj")
                 inner = writer.op(aten.mul.Tensor, writer.op(aten.sigmoid.default, gate), e)
@@ -232,7 +246,11 @@ class _Block:
                 inner = writer.op(aten.tanh.default, o)
             logits = writer.op(aten.add.Tensor, logits, writer.linear(inner, f"{name}.markov_w2"))
         logits = by_target_id(writer, spec.mapped, logits)
-        return writer.end(logits, *states, names=("logits", "state")[: 1 + len(states)])
+        named = {"logits": logits} | ({"state": states[0]} if states else {})
+        if spec.confidence is not None:
+            read = writer.linear(writer.cat(*known), f"{PREFIX}confidence_head.proj")
+            named["confidence"] = writer.op(aten.sigmoid.default, read)
+        return writer.end(*named.values(), names=tuple(named))
 
     def _ids(self) -> int:
         """Rows of the head, which may be more than there are tokens."""

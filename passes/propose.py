@@ -55,7 +55,8 @@ class RoundWriter:
 class Proposal(RoundWriter):
     """A function propose_K(root, length, first_row, temperature, seed, ...), while it is written.
 
-    Its results are drafts i64[K] and, for each draft, the logits f32[1, V] that it was chosen from. A host that keeps
+    Its results are drafts i64[K] and, for each draft, the logits f32[1, V] that it was chosen from, and a confidence
+    f32[1, 1] where the drafter has a head for that. A host that keeps
     drafts by p/q gives it a seed of its own, so that drafts are drawn, and by a noise that nothing else has.
     """
 
@@ -64,17 +65,24 @@ class Proposal(RoundWriter):
         self.inputs = {name: self.builder.input(name, type_) for name, type_ in more.items()}
         self.drafts: list[fx.Node] = []
         self.logits: list[fx.Node] = []
+        self.confidences: list[fx.Node] = []
 
     @property
     def before(self) -> fx.Node:
         """The token before the next draft."""
         return self.drafts[-1] if self.drafts else self.root
 
-    def choose(self, logits: fx.Node) -> None:
-        """The next draft from its logits f32[1, V]."""
+    def choose(self, logits: fx.Node, confidence: fx.Node | None = None) -> None:
+        """The next draft from its logits f32[1, V].
+
+        `confidence` f32[1, 1] foretells whether it will be kept, from the drafts before it alone: a cut that saw the
+        draft itself would change the law of what is kept by p/q.
+        """
         at = self.position(len(self.drafts))
         self.drafts.append(self.choice(self.before, logits, at))
         self.logits.append(logits)
+        if confidence is not None:
+            self.confidences.append(confidence)
 
     def end(self, depth: int = 0) -> Function:
         """The function; `depth` where the drafter has depths."""
@@ -82,9 +90,10 @@ class Proposal(RoundWriter):
         (drafts,) = self.drafts if self.k == 1 else [
             self.builder.op(aten.cat.default, self.drafts, type_=TensorType("i64", (self.k,)))
         ]  # fmt: skip
-        names = ("drafts", *(f"logits_{j}" for j in range(self.k)))
-        graph = self.builder.output(drafts, *self.logits)
-        return Function(proposal_name(self.k, depth), Role.DRAFT, graph, names)
+        told = {"logits": self.logits, "confidence": self.confidences}
+        names = [f"{name}_{j}" for name, nodes in told.items() for j in range(len(nodes))]
+        graph = self.builder.output(drafts, *self.logits, *self.confidences)
+        return Function(proposal_name(self.k, depth), Role.DRAFT, graph, ("drafts", *names))
 
 
 def proposal_name(k: int, depth: int = 0) -> str:

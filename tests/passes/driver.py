@@ -18,13 +18,14 @@ def generate(
     program: SpeculativeProgram, prompt: Sequence[int], count: int, ks: Iterable[int], *,
     depth: int = 0, heat: float = 0.0, seed: int = 0, drafts: Drafts = lambda x, k: [0] * k,
     chunk: int = 0, first_row: int = 0, drafted: list[tuple[list[int], list[int]]] | None = None,
+    foretold: dict[int, list[float]] | None = None,
 ) -> tuple[list[int], list[tuple[int, int]]]:  # fmt: skip
     """`count` new tokens, and (K, accepted) of every round. `ks` is K of each round, repeated.
 
     The text lies in the caches from `first_row` on. State is NaN where nothing was written, and every
     cache row that is not right (another text's, at or beyond the length, or what a drafter has not been
     extended over) is NaN again before each round. The text before each round with drafts, and the
-    drafts, are added to `drafted`.
+    drafts, are added to `drafted`; confidences to `foretold`, by the text's length.
     """
     state = fresh_state(program)
     for buffer in state.values():
@@ -65,8 +66,13 @@ def generate(
             propose = program.functions[f"propose_{k}"]
             copies = {key: value.clone() for key, value in state.items()}
             args = [inputs[i.name] for i in propose.inputs]
-            proposed, *_ = evaluate(program, propose.name, args, copies)
-            drafted.append((list(x), proposed.tolist()))
+            told = dict(
+                zip(propose.outputs, evaluate(program, propose.name, args, copies), strict=True)
+            )
+            drafted.append((list(x), told["drafts"].tolist()))
+            for what, result in told.items():
+                if foretold is not None and what.startswith("confidence"):
+                    foretold.setdefault(len(x), []).append(result.item())
         function = program.functions[name]
         tokens, accepted = evaluate(program, name, [inputs[i.name] for i in function.inputs], state)
         a = int(accepted)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from transformers import PreTrainedModel
 
 from specc.ir import SpeculativeProgram
@@ -15,7 +16,7 @@ from specc.ir.importers.drafters import Target, load_drafter
 from specc.ir.importers.huggingface import import_model
 from specc.passes import pipelines
 from specc.passes.pipelines import Shape
-from tests.ir.importers.drafters import reference, synthetic, synthetic_mtp
+from tests.ir.importers.drafters import reference, reference_block, synthetic, synthetic_mtp
 from tests.passes import knowing_drafters
 from tests.passes.driver import generate
 from tests.passes.knowing_drafters import NEXT
@@ -89,6 +90,20 @@ def test_drafts_are_those_of_eager_code(
     assert len(drafted) >= 3
     for text, drafts in drafted:
         assert drafts == reference.draft(drafter, target()[0], text, len(drafts)), len(text)
+
+
+def test_confidences_are_those_of_eager_code(drafter: Path, program: SpeculativeProgram) -> None:
+    drafted: list[tuple[list[int], list[int]]] = []
+    foretold: dict[int, list[float]] = {}
+    generate(program, PROMPT, 4, (4,), drafted=drafted, foretold=foretold)
+    raw = reference.Raw.read(drafter)
+    if not any("confidence_head" in name for name in raw.tensors):
+        assert not foretold
+        return
+    for text, drafts in drafted:
+        with torch.no_grad():
+            want = reference_block.draft(raw, target()[0], text, 0)[1]
+        assert foretold[len(text)] == pytest.approx(want[: len(drafts)], rel=1e-4)
 
 
 @pytest.mark.parametrize("heat", [0.0, 1.0])
