@@ -12,24 +12,24 @@ void plain_panel(const IntegerPanel& p, int bits) {
   const int32_t offset = p.minimum ? 0 : bits == 8 ? 128 : 8;
   const uint8_t* weights = reinterpret_cast<const uint8_t*>(p.weights);
   const uint16_t* line = p.scales;
-  for (int64_t block = p.first_block; block < p.first_block + p.blocks; block++) {
+  QuantisedRows x = p.x;
+  for (int64_t block = p.first_block; block < p.first_block + p.blocks; block++, x.next_block()) {
     if ((block & p.segment_mask) == 0) {
       line = reinterpret_cast<const uint16_t*>(weights);
       weights += 64;
     }
-    const int8_t* x = p.x.integers(0) + block * 32;
     const uint16_t* scales = line + (block >> p.group_shift & p.pair_mask) * 16;
     for (int column = 0; column < 16; column++) {
       int32_t dot = 0;
       for (int k = 0; k < 32; k++) {
         const int byte = (bits == 8 ? k / 4 : k / 8) * 64 + column * 4 + k % 4;
         const int32_t w = bits == 8 ? weights[byte] : k % 8 < 4 ? weights[byte] & 15 : weights[byte] >> 4;
-        dot += (w - offset) * x[k];
+        dot += (w - offset) * x.integers[k];
       }
-      const float scaled = static_cast<float>(dot) * p.x.scales(0)[block];
+      const float scaled = static_cast<float>(dot) * x.scales[0];
       float y = __builtin_fmaf(scaled, half_to_float(scales[column]), p.y[column]);
       if (p.minimum) {
-        y = __builtin_fmaf(p.x.scaled_sums(0)[block], half_to_float(scales[16 + column]), y);
+        y = __builtin_fmaf(x.scaled_sums[0], half_to_float(scales[16 + column]), y);
       }
       p.y[column] = y;
     }
@@ -60,15 +60,11 @@ const int kIntegerKernelsCount = sizeof kIntegerKernels / sizeof kIntegerKernels
 const IntegerKernels* integer_kernels = best();
 
 // Magnitudes are compared as the integers that their bits are: NaN is then the largest of all.
-void quantise_row(const float* x, int64_t depth, char* row) {
-  const int64_t blocks = depth / 32;
-  int8_t* integers = reinterpret_cast<int8_t*>(row);
-  float* scales = reinterpret_cast<float*>(row + depth);
-  int32_t* sums = reinterpret_cast<int32_t*>(scales + blocks);
-  float* scaled_sums = reinterpret_cast<float*>(sums + blocks);
+void quantise_row(const float* x, int64_t depth, int excess, QuantisedRows rows, int64_t row) {
   constexpr float kSmallest = 1e-30f;     // so that 127 / most is finite
   constexpr float kToInteger = 12582912;  // 1.5 * 2^23: what is added to it is rounded to an integer, the lowest bits
-  for (int64_t block = 0; block < blocks; block++) {
+  for (int64_t block = 0; block < depth / kBlock; block++) {
+    const QuantisedRows to = rows.from(row, block);
     uint32_t bits = 0;
     for (int i = 0; i < 32; i++) {
       const uint32_t magnitude = std::bit_cast<uint32_t>(x[block * 32 + i]) & 0x7fffffff;
@@ -82,12 +78,12 @@ void quantise_row(const float* x, int64_t depth, char* row) {
       // One fused multiply-add: x * inverse is rounded once.
       const float rounded = x[block * 32 + i] * inverse + kToInteger;
       const int32_t integer = usable ? std::bit_cast<int32_t>(rounded) - std::bit_cast<int32_t>(kToInteger) : 0;
-      integers[block * 32 + i] = static_cast<int8_t>(integer);
+      to.integers[i] = static_cast<int8_t>(integer);
       sum += integer;
     }
-    scales[block] = usable ? most / 127 : bits < kInfinity ? 0 : __builtin_nanf("");
-    sums[block] = sum;
-    scaled_sums[block] = static_cast<float>(sum) * scales[block];
+    *to.scales = usable ? most / 127 : bits < kInfinity ? 0 : __builtin_nanf("");
+    *to.starts = -excess * sum;
+    *to.scaled_sums = static_cast<float>(sum) * *to.scales;
   }
 }
 

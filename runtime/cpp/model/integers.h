@@ -6,28 +6,38 @@
 #pragma once
 #include <cstdint>
 
+#include "encodings.h"
+
 namespace specc {
 
-constexpr int64_t kChunkBlocks = 8;  // that all rows pass over while their weights are in L1; whole segments
+constexpr int64_t kChunkBlocks = 24;  // that all rows pass over while their weights are in L1; whole segments
 
-// A row of activations: integers [K], then for each block its scale, its sum and sum * scale.
+// The call's rows as integers. Block after block, as kernels go through them, so that the rows of a panel are at fixed
+// distances from one pointer.
 struct QuantisedRows {
-  const char* base;
-  int64_t stride;  // bytes between rows
-  int64_t depth;
+  int8_t* integers;    // [blocks][rows][32]
+  float* scales;       // [blocks][rows]; so are the others:
+  int32_t* starts;     // the block's sum times what the weights' integers have too much, negated: where a dot product starts
+  float* scaled_sums;  // the block's sum * scale
+  int64_t rows;
 
-  const int8_t* integers(int64_t row) const { return reinterpret_cast<const int8_t*>(base + row * stride); }
-  const float* scales(int64_t row) const { return reinterpret_cast<const float*>(base + row * stride + depth); }
-  const int32_t* sums(int64_t row) const {
-    return reinterpret_cast<const int32_t*>(base + row * stride + depth + depth / 8);
+  static int64_t bytes(int64_t rows, int64_t depth) { return rows * depth / kBlock * (kBlock + 12); }
+  static QuantisedRows in(char* memory, int64_t rows, int64_t depth) {
+    float* scales = reinterpret_cast<float*>(memory + rows * depth);
+    const int64_t count = rows * depth / kBlock;
+    return {reinterpret_cast<int8_t*>(memory), scales, reinterpret_cast<int32_t*>(scales + count), scales + 2 * count,
+            rows};
   }
-  const float* scaled_sums(int64_t row) const {
-    return reinterpret_cast<const float*>(base + row * stride + depth + depth / 4);
+  // The same from this row and block on.
+  QuantisedRows from(int64_t row, int64_t block) const {
+    const int64_t i = block * rows + row;
+    return {integers + i * kBlock, scales + i, starts + i, scaled_sums + i, rows};
   }
-  static int64_t bytes_of_row(int64_t depth) { return (depth + depth / 8 * 3 + 63) / 64 * 64; }
+  void next_block() { *this = from(0, 1); }
 };
 
-void quantise_row(const float* x, int64_t depth, char* row);
+// Fills a row. `excess`: what is added to the weights' integers where they are stored.
+void quantise_row(const float* x, int64_t depth, int excess, QuantisedRows rows, int64_t row);
 
 // Some blocks of one tile for some rows.
 struct IntegerPanel {
@@ -38,7 +48,7 @@ struct IntegerPanel {
   int64_t pair_mask;       // of which these bits say where in the line it is
   bool minimum;
   int64_t first_block, blocks;
-  QuantisedRows x;  // from the panel's first row
+  QuantisedRows x;  // from the panel's first row and block
   float* y;         // [rows][16], carried on
   int64_t lead;     // bytes from what is read to what is prefetched; 0: nothing is
 };

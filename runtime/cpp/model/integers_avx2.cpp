@@ -14,85 +14,96 @@
 namespace specc {
 namespace {
 
+// Keeps a sum in its register: g++ would gather all products of a block first, and spill them.
+SPECC_TARGET inline void settle(__m256i& sum) { asm("" : "+x"(sum)); }
+
+SPECC_TARGET inline __m256i four_bytes(const int8_t* from) {
+  int32_t four;
+  std::memcpy(&four, from, 4);
+  return _mm256_set1_epi32(four);
+}
+
+// Eight columns of a tile, a half: `weights` is their part of the block's first line. Sums of `Rows` rows fill registers.
+template <int Bits, int Rows>
+SPECC_TARGET inline void half_block(const char* weights, const QuantisedRows& x, __m256i (&dots)[Rows]) {
+  const __m256i ones = _mm256_set1_epi16(1);
+#pragma GCC unroll 8
+  for (int r = 0; r < Rows; r++) dots[r] = _mm256_setzero_si256();  // of 8 bits: 32-bit sums; of 4: 16-bit ones
+#pragma GCC unroll 8
+  for (int step = 0; step < Bits; step++) {
+    __m256i w = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(weights + step * 64));
+    if constexpr (Bits == 8) {
+      w = _mm256_xor_si256(w, _mm256_set1_epi8(-128));
+      const __m256i magnitudes = _mm256_abs_epi8(w);
+#pragma GCC unroll 8
+      for (int r = 0; r < Rows; r++) {
+        const __m256i four = four_bytes(x.integers + r * kBlock + step * 4);
+        const __m256i pairs = _mm256_maddubs_epi16(magnitudes, _mm256_sign_epi8(four, w));
+        dots[r] = _mm256_add_epi32(dots[r], _mm256_madd_epi16(pairs, ones));
+        settle(dots[r]);
+      }
+    } else {
+      const __m256i high = _mm256_and_si256(_mm256_srli_epi16(w, 4), _mm256_set1_epi8(15));
+      w = _mm256_and_si256(w, _mm256_set1_epi8(15));
+#pragma GCC unroll 8
+      for (int r = 0; r < Rows; r++) {
+        const int8_t* from = x.integers + r * kBlock + step * 8;
+        dots[r] = _mm256_add_epi16(dots[r], _mm256_maddubs_epi16(w, four_bytes(from)));
+        settle(dots[r]);
+        dots[r] = _mm256_add_epi16(dots[r], _mm256_maddubs_epi16(high, four_bytes(from + 4)));
+        settle(dots[r]);
+      }
+    }
+  }
+  if constexpr (Bits == 4) {
+#pragma GCC unroll 8
+    for (int r = 0; r < Rows; r++) {
+      const __m256i start = _mm256_castps_si256(_mm256_broadcast_ss(reinterpret_cast<const float*>(x.starts + r)));
+      dots[r] = _mm256_add_epi32(_mm256_madd_epi16(dots[r], ones), start);
+    }
+  }
+}
+
 template <int Bits, int Rows>
 SPECC_TARGET void panel(const IntegerPanel& p) {
-  constexpr int kSteps = Bits;                 // cache lines of a block
-  constexpr int kColumns = Bits == 8 ? 4 : 8;  // of a row that meet one line
-  constexpr int kHalves = 2;                   // of a tile's columns
-  const __m256i ones = _mm256_set1_epi16(1);
-  const int offset = p.minimum ? 0 : -8;
   const char* weights = p.weights;
-  const int8_t* x = p.x.integers(0) + p.first_block * 32;
-  const int64_t stride = p.x.stride;
+  const int64_t lead = p.lead, segment_mask = p.segment_mask;
+  const bool minimum = p.minimum;
+  float* const y = p.y;
+  QuantisedRows x = p.x;
   const uint16_t* line_of_scales = p.scales;
   for (int64_t at = p.first_block; at < p.first_block + p.blocks; at++) {
-    if ((at & p.segment_mask) == 0) {
+    if ((at & segment_mask) == 0) {
       line_of_scales = reinterpret_cast<const uint16_t*>(weights);
-      if (p.lead != 0) __builtin_prefetch(weights + p.lead);
+      if (lead != 0) __builtin_prefetch(weights + lead);
       weights += 64;
     }
-    __m256i dots[Rows][kHalves];  // of 8 bits: 32-bit sums; of 4: 16-bit ones
-#pragma GCC unroll 4
-    for (int r = 0; r < Rows; r++) {
-#pragma GCC unroll 4
-      for (int c = 0; c < kHalves; c++) dots[r][c] = _mm256_setzero_si256();
-    }
-#pragma GCC unroll 8
-    for (int step = 0; step < kSteps; step++) {
-#pragma GCC unroll 4
-      for (int c = 0; c < kHalves; c++) {
-        const char* from = weights + step * 64 + c * 32;
-        __m256i w = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
-        if constexpr (Bits == 8) {
-          w = _mm256_xor_si256(w, _mm256_set1_epi8(-128));
-          const __m256i magnitudes = _mm256_abs_epi8(w);
-#pragma GCC unroll 4
-          for (int r = 0; r < Rows; r++) {
-            int32_t four;
-            std::memcpy(&four, x + r * stride + step * kColumns, 4);
-            const __m256i pairs = _mm256_maddubs_epi16(magnitudes, _mm256_sign_epi8(_mm256_set1_epi32(four), w));
-            dots[r][c] = _mm256_add_epi32(dots[r][c], _mm256_madd_epi16(pairs, ones));
-          }
-        } else {
-          const __m256i high = _mm256_and_si256(_mm256_srli_epi16(w, 4), _mm256_set1_epi8(15));
-          w = _mm256_and_si256(w, _mm256_set1_epi8(15));
-#pragma GCC unroll 4
-          for (int r = 0; r < Rows; r++) {
-            int32_t four, next;
-            std::memcpy(&four, x + r * stride + step * kColumns, 4);
-            std::memcpy(&next, x + r * stride + step * kColumns + 4, 4);
-            dots[r][c] = _mm256_add_epi16(dots[r][c], _mm256_maddubs_epi16(w, _mm256_set1_epi32(four)));
-            dots[r][c] = _mm256_add_epi16(dots[r][c], _mm256_maddubs_epi16(high, _mm256_set1_epi32(next)));
-          }
-        }
-      }
-    }
-    if (p.lead != 0) {
-#pragma GCC unroll 8
-      for (int line = 0; line < kSteps; line++) __builtin_prefetch(weights + p.lead + line * 64);
-    }
     const uint16_t* scales = line_of_scales + (at >> p.group_shift & p.pair_mask) * 16;
+    for (int c = 0; c < 2; c++) {
+      if (lead != 0) {
 #pragma GCC unroll 4
-    for (int c = 0; c < kHalves; c++) {
+        for (int line = 0; line < Bits / 2; line++) __builtin_prefetch(weights + lead + (c * Bits / 2 + line) * 64);
+      }
+      __m256i dots[Rows];
+      half_block<Bits, Rows>(weights + c * 32, x, dots);
       const uint16_t* half = scales + c * 8;
       const __m256 d = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(half)));
-      const __m256 m = p.minimum ? _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(half + 16)))
-                                 : _mm256_setzero_ps();
-#pragma GCC unroll 4
+#pragma GCC unroll 8
       for (int r = 0; r < Rows; r++) {
-        if constexpr (Bits == 4) {
-          const __m256i start = _mm256_set1_epi32(p.x.sums(r)[at] * offset);
-          dots[r][c] = _mm256_add_epi32(_mm256_madd_epi16(dots[r][c], ones), start);
-        }
-        float* to = p.y + (r * kHalves + c) * 8;
-        const __m256 scale = _mm256_set1_ps(p.x.scales(r)[at]);
-        __m256 y = _mm256_fmadd_ps(_mm256_mul_ps(_mm256_cvtepi32_ps(dots[r][c]), scale), d, _mm256_loadu_ps(to));
-        if (p.minimum) y = _mm256_fmadd_ps(_mm256_set1_ps(p.x.scaled_sums(r)[at]), m, y);
-        _mm256_storeu_ps(to, y);
+        float* to = y + (r * 2 + c) * 8;
+        const __m256 scaled = _mm256_mul_ps(_mm256_cvtepi32_ps(dots[r]), _mm256_broadcast_ss(x.scales + r));
+        _mm256_storeu_ps(to, _mm256_fmadd_ps(scaled, d, _mm256_loadu_ps(to)));
+      }
+      if (!minimum) continue;
+      const __m256 m = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(half + 16)));
+#pragma GCC unroll 8
+      for (int r = 0; r < Rows; r++) {
+        float* to = y + (r * 2 + c) * 8;
+        _mm256_storeu_ps(to, _mm256_fmadd_ps(_mm256_broadcast_ss(x.scaled_sums + r), m, _mm256_loadu_ps(to)));
       }
     }
-    weights += kSteps * 64;
-    x += 32;
+    weights += Bits * 64;
+    x.next_block();
   }
 }
 
@@ -103,7 +114,7 @@ IntegerKernel by_rows(int64_t rows) {
 }
 
 IntegerKernel find(int bits, int64_t rows) {
-  return bits == 8 ? by_rows<8, 1, 2, 3, 4>(rows) : by_rows<4, 1, 2, 3, 4>(rows);
+  return bits == 8 ? by_rows<8, 1, 2, 3, 4, 5, 6, 7, 8>(rows) : by_rows<4, 1, 2, 3, 4, 5, 6, 7, 8>(rows);
 }
 
 bool runs_here() {
@@ -112,7 +123,7 @@ bool runs_here() {
 
 }  // namespace
 
-const IntegerKernels kIntegersAvx2 = {"avx2", runs_here, 4, find};
+const IntegerKernels kIntegersAvx2 = {"avx2", runs_here, 8, find};
 
 }  // namespace specc
 #endif

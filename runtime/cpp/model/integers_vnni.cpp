@@ -22,10 +22,8 @@ SPECC_TARGET void panel(const IntegerPanel& p) {
   __m512 y[Rows];
 #pragma GCC unroll 8
   for (int r = 0; r < Rows; r++) y[r] = _mm512_loadu_ps(p.y + r * 16);
-  const int offset = p.minimum ? 0 : Bits == 8 ? -128 : -8;
   const char* weights = p.weights;
-  const int8_t* x = p.x.integers(0) + p.first_block * 32;
-  const int64_t stride = p.x.stride;
+  QuantisedRows x = p.x;
   const uint16_t* line_of_scales = p.scales;
   for (int64_t at = p.first_block; at < p.first_block + p.blocks; at++) {
     if ((at & p.segment_mask) == 0) {
@@ -35,7 +33,7 @@ SPECC_TARGET void panel(const IntegerPanel& p) {
     }
     __m512i dots[Rows];
 #pragma GCC unroll 8
-    for (int r = 0; r < Rows; r++) dots[r] = _mm512_set1_epi32(p.x.sums(r)[at] * offset);
+    for (int r = 0; r < Rows; r++) dots[r] = _mm512_set1_epi32(x.starts[r]);
 #pragma GCC unroll 8
     for (int step = 0; step < kSteps; step++) {
       __m512i w = _mm512_loadu_si512(weights + step * 64), high;
@@ -46,10 +44,10 @@ SPECC_TARGET void panel(const IntegerPanel& p) {
 #pragma GCC unroll 8
       for (int r = 0; r < Rows; r++) {
         int32_t four;
-        std::memcpy(&four, x + r * stride + step * kColumns, 4);
+        std::memcpy(&four, x.integers + r * kBlock + step * kColumns, 4);
         dots[r] = _mm512_dpbusd_epi32(dots[r], w, _mm512_set1_epi32(four));
         if constexpr (Bits == 4) {
-          std::memcpy(&four, x + r * stride + step * kColumns + 4, 4);
+          std::memcpy(&four, x.integers + r * kBlock + step * kColumns + 4, 4);
           dots[r] = _mm512_dpbusd_epi32(dots[r], high, _mm512_set1_epi32(four));
         }
       }
@@ -62,16 +60,16 @@ SPECC_TARGET void panel(const IntegerPanel& p) {
     const __m512 d = _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(scales)));
 #pragma GCC unroll 8
     for (int r = 0; r < Rows; r++) {
-      const __m512 scale = _mm512_set1_ps(p.x.scales(r)[at]);
+      const __m512 scale = _mm512_set1_ps(x.scales[r]);
       y[r] = _mm512_fmadd_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(dots[r]), scale), d, y[r]);
     }
     if (p.minimum) {
       const __m512 m = _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(scales + 16)));
 #pragma GCC unroll 8
-      for (int r = 0; r < Rows; r++) y[r] = _mm512_fmadd_ps(_mm512_set1_ps(p.x.scaled_sums(r)[at]), m, y[r]);
+      for (int r = 0; r < Rows; r++) y[r] = _mm512_fmadd_ps(_mm512_set1_ps(x.scaled_sums[r]), m, y[r]);
     }
     weights += kSteps * 64;
-    x += 32;
+    x.next_block();
   }
 #pragma GCC unroll 8
   for (int r = 0; r < Rows; r++) _mm512_storeu_ps(p.y + r * 16, y[r]);

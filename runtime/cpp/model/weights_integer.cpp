@@ -10,15 +10,19 @@
 namespace specc {
 namespace {
 
-constexpr int64_t kGroupRows = 96;  // rows per pass over the weights: their sums and integers stay in L1 and L2
+constexpr int64_t kGroupRows = 48;  // rows per pass over the weights: their sums and integers stay in L1 and L2
 constexpr int64_t kLead = 8192;     // bytes between what is read and what is prefetched
 
-int64_t scratch_bytes(const LinearCall& call) { return call.rows * QuantisedRows::bytes_of_row(call.depth); }
+int64_t scratch_bytes(const LinearCall& call) { return QuantisedRows::bytes(call.rows, call.depth); }
+
+// What is added to integers where they are stored.
+int excess_of(const Encoding& encoding) { return encoding.minimum ? 0 : encoding.bits == 8 ? 128 : 8; }
 
 void prepare(const LinearCall& call, int64_t begin, int64_t end) {
-  const int64_t stride = QuantisedRows::bytes_of_row(call.depth);
+  const QuantisedRows rows = QuantisedRows::in(call.scratch, call.rows, call.depth);
+  const int excess = excess_of(call.encoding);
   for (int64_t row = begin; row < end; row++) {
-    quantise_row(call.x + row * call.x_stride, call.depth, call.scratch + row * stride);
+    quantise_row(call.x + row * call.x_stride, call.depth, excess, rows, row);
   }
 }
 
@@ -41,7 +45,7 @@ void compute_tile(const LinearCall& call, int64_t row, int64_t rows, int64_t til
   std::memset(sums, 0, rows * kTileColumns * sizeof(float));
   const Encoding& encoding = call.encoding;
   const char* base = call.weights + tile * encoding.tile_bytes(call.depth);
-  const int64_t row_bytes = QuantisedRows::bytes_of_row(call.depth);
+  const QuantisedRows quantised = QuantisedRows::in(call.scratch, call.rows, call.depth);
   const Scales where = scales_of(encoding);
   const int64_t row_blocks = (rows + integer_kernels->max_rows - 1) / integer_kernels->max_rows;
   const int64_t blocks = call.depth / kBlock, step = row_blocks == 1 ? blocks : kChunkBlocks;
@@ -50,7 +54,7 @@ void compute_tile(const LinearCall& call, int64_t row, int64_t rows, int64_t til
     const char* weights = base + (encoding.lines_before(block) + block * encoding.bits) * 64;
     for (int64_t part = 0; part < row_blocks; part++) {
       const int64_t begin = rows * part / row_blocks, end = rows * (part + 1) / row_blocks;
-      const QuantisedRows x{call.scratch + (row + begin) * row_bytes, row_bytes, call.depth};
+      const QuantisedRows x = quantised.from(row + begin, block);
       const int64_t lead = part == 0 ? kLead : 0;  // the first rows prefetch for all
       integer_kernels->find(encoding.bits, end - begin)(
           {weights, reinterpret_cast<const uint16_t*>(base), where.segment_mask, where.group_shift, where.pair_mask,
