@@ -19,7 +19,8 @@ namespace {
 
 constexpr int64_t kLeastWork = 131072;  // multiplications worth another thread: some 5 us, against 1 to wake it
 constexpr int64_t kChunk = 256;         // places; part of the definition
-constexpr int64_t kMaxQueries = 24;     // in a block: their scores of a chunk are 24 KB
+constexpr int64_t kMaxQueries = 48;     // in a block: their scores of a chunk are 48 KB, in L2 next to what they read
+constexpr int64_t kManyQueries = 32;    // that make up for transposing keys
 constexpr int64_t kValueRows = 32;      // values that stay in L1 while all queries of the block use them
 
 int64_t round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
@@ -79,11 +80,11 @@ struct Partial {
 
 // A thread's working memory.
 struct Work {
-  float *scores, *keys, *values, *queries, *partials, *sums;
+  float *scores, *keys, *tile, *values, *queries, *partials, *sums;
 };
 
 int64_t work_floats(const Problem& p) {
-  return kMaxQueries * (kChunk + p.columns + 2 * p.value_columns) + kTileKeys * p.columns +
+  return kMaxQueries * (kChunk + p.columns + 2 * p.value_columns) + 2 * kLanes * p.columns +
          kValueRows * p.value_columns;
 }
 
@@ -91,7 +92,8 @@ Work divided(const Problem& p, float* memory) {
   Work work;
   work.scores = memory;
   work.keys = work.scores + kMaxQueries * kChunk;
-  work.values = work.keys + kTileKeys * p.columns;
+  work.tile = work.keys + kLanes * p.columns;
+  work.values = work.tile + kLanes * p.columns;
   work.queries = work.values + kValueRows * p.value_columns;
   work.partials = work.queries + kMaxQueries * p.columns;
   work.sums = work.partials + kMaxQueries * p.value_columns;
@@ -125,14 +127,15 @@ void copy_row(float* to, const Tensor& x, int64_t offset, int64_t columns) {
   std::fill(to + size, to + columns, 0.0f);
 }
 
-// The keys at places j to j + 7 of `row`; beyond its end the last again, and nobody reads those scores.
-void find_keys(const Problem& p, const Row& row, int64_t end, int64_t kv_head, int64_t j, float* copies,
+// The keys at `count` places of `row` from j on; beyond its end the last again, and nobody reads those scores.
+void find_keys(const Problem& p, const Row& row, int64_t kv_head, int64_t j, int64_t count, float* copies,
                const float** keys) {
-  for (int64_t i = 0; i < kTileKeys; i++) {
-    const int64_t offset = kv_head * p.k.strides[0] + row.cache_row(std::min(j + i, end - 1)) * p.k.strides[1];
+  for (int64_t i = 0; i < count; i++) {
+    const int64_t place = std::min(j + i, row.length - 1);
+    const int64_t offset = kv_head * p.k.strides[0] + row.cache_row(place) * p.k.strides[1];
     if (p.copied_keys) {
       keys[i] = copies + i * p.columns;
-      if (i > 0 && j + i >= end) {
+      if (i > 0 && j + i >= row.length) {
         keys[i] = keys[i - 1];
       } else {
         copy_row(copies + i * p.columns, p.k, offset, p.columns);
@@ -144,39 +147,85 @@ void find_keys(const Problem& p, const Row& row, int64_t end, int64_t kv_head, i
   }
 }
 
-// Raw scores of places [chunk, chunk + kChunk), eight keys at a time.
+// Whether `row` sees one of `count` places from j on.
+bool sees(const Row& row, int64_t j, int64_t count) { return j < row.length && j + count > row.begin; }
+
+// Whether what `row` sees of them are the cache rows that `other` finds there.
+bool shares(const Row& row, const Row& other, int64_t j, int64_t count) {
+  return std::min(j + count, row.length) <= std::min(row.shared, other.shared);
+}
+
+// Raw scores at eight places: keys as they lie in memory, a few queries at a time.
+void score_few(const Problem& p, const Query* queries, int64_t count, int64_t kv_head, int64_t j, float* scores,
+               const Work& work) {
+  const float* keys[kTileKeys];
+  const Row* found = nullptr;  // whose keys `keys` are
+  const auto same = [&](const Row& row) { return found == &row || (found != nullptr && shares(row, *found, j, kTileKeys)); };
+  for (int64_t i = 0; i < count;) {
+    if (!sees(*queries[i].row, j, kTileKeys)) {
+      i++;
+      continue;
+    }
+    if (!same(*queries[i].row)) {
+      found = queries[i].row;
+      find_keys(p, *found, kv_head, j, kTileKeys, work.keys, keys);
+    }
+    float* to[kMostScored];
+    const float* q[kMostScored];
+    int64_t some = 0;
+    for (; some < kMostScored && i < count && sees(*queries[i].row, j, kTileKeys) && same(*queries[i].row); i++, some++) {
+      to[some] = scores + i * kChunk;
+      q[some] = queries[i].q;
+    }
+    eight_scores(to, q, some, keys, p.columns);
+  }
+}
+
+// The same at sixteen places for queries that share them, by way of a tile.
+void score_many(const Problem& p, const Query* queries, int64_t count, const Row& widest, int64_t kv_head, int64_t j,
+                float* scores, const Work& work) {
+  const float* keys[kLanes];
+  find_keys(p, widest, kv_head, j, kLanes, work.keys, keys);
+  transpose_keys(work.tile, keys, p.columns);
+  float* to[kMostOfTile];
+  const float* q[kMostOfTile];
+  int64_t some = 0;
+  for (int64_t i = 0; i < count; i++) {
+    if (sees(*queries[i].row, j, kLanes)) {
+      to[some] = scores + i * kChunk;
+      q[some++] = queries[i].q;
+    }
+    if (some == kMostOfTile || (some > 0 && i + 1 == count)) {
+      tile_scores(to, q, some, work.tile, p.columns);
+      some = 0;
+    }
+  }
+}
+
+// Raw scores of places [chunk, chunk + kChunk).
 void score(const Problem& p, const Query* queries, int64_t count, int64_t kv_head, int64_t chunk, const Work& work) {
   int64_t end = 0, begin = chunk + kChunk;
+  const Row* widest = queries[0].row;
   for (int64_t i = 0; i < count; i++) {
-    end = std::max(end, std::min(queries[i].row->length, chunk + kChunk));
-    begin = std::min(begin, std::max(queries[i].row->begin, chunk) / kTileKeys * kTileKeys);
+    const Row& row = *queries[i].row;
+    end = std::max(end, std::min(row.length, chunk + kChunk));
+    begin = std::min(begin, std::max(row.begin, chunk) / kLanes * kLanes);
+    if (row.shared > widest->shared) widest = &row;
   }
-  const float* keys[kTileKeys];
-  for (int64_t j = begin; j < end; j += kTileKeys) {
-    const Row* found = nullptr;  // whose keys `keys` are
-    // Rows that see the same cache rows at these places share them.
-    const auto same = [&](const Row& row) {
-      return found == &row ||
-             (found != nullptr && j + kTileKeys <= found->shared && std::min(j + kTileKeys, row.length) <= row.shared);
-    };
-    const auto wanted = [&](const Row& row) { return j < row.length && j + kTileKeys > row.begin; };
-    for (int64_t i = 0; i < count;) {
-      if (!wanted(*queries[i].row)) {
-        i++;
-        continue;
-      }
-      if (!same(*queries[i].row)) {
-        found = queries[i].row;
-        find_keys(p, *found, found->length, kv_head, j, work.keys, keys);
-      }
-      float* scores[kMostScored];
-      const float* q[kMostScored];
-      int64_t some = 0;
-      for (; some < kMostScored && i < count && wanted(*queries[i].row) && same(*queries[i].row); i++, some++) {
-        scores[some] = work.scores + i * kChunk + (j - chunk);
-        q[some] = queries[i].q;
-      }
-      eight_scores(scores, q, some, keys, p.columns);
+  for (int64_t j = begin; j < end; j += kLanes) {
+    float* scores = work.scores + (j - chunk);
+    int64_t seeing = 0;
+    bool together = true;
+    for (int64_t i = 0; i < count; i++) {
+      if (!sees(*queries[i].row, j, kLanes)) continue;
+      seeing++;
+      together = together && shares(*queries[i].row, *widest, j, kLanes);
+    }
+    if (together && seeing >= kManyQueries) {
+      score_many(p, queries, count, *widest, kv_head, j, scores, work);
+    } else {
+      score_few(p, queries, count, kv_head, j, scores, work);
+      score_few(p, queries, count, kv_head, j + kTileKeys, scores + kTileKeys, work);
     }
   }
 }
