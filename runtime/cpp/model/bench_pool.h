@@ -1,4 +1,4 @@
-// The benches' stand-in for the engine's pool: threads that spin on a generation number.
+// The benches' stand-in for the engine's pool: threads that spin on a generation number, each with a run of the parts.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -28,9 +28,13 @@ struct SpinningPool {
       const int64_t now = generation.load(std::memory_order_acquire);
       if (now == seen) continue;
       seen = now;
-      if (me < parts) body(arg, me);
+      share(me);
       pending.fetch_sub(1, std::memory_order_release);
     }
+  }
+  void share(int64_t me) {
+    const int64_t count = static_cast<int64_t>(threads.size()) + 1;
+    for (int64_t part = parts * me / count; part < parts * (me + 1) / count; part++) body(arg, static_cast<int32_t>(part));
   }
   static void run(void* self, int32_t parts, void (*body)(void*, int32_t), void* arg) {
     SpinningPool& pool = *static_cast<SpinningPool*>(self);
@@ -39,7 +43,7 @@ struct SpinningPool {
     pool.parts = parts;
     pool.pending.store(static_cast<int32_t>(pool.threads.size()), std::memory_order_relaxed);
     pool.generation.fetch_add(1, std::memory_order_release);
-    body(arg, 0);
+    pool.share(0);
     while (pool.pending.load(std::memory_order_acquire) != 0) {
     }
   }
