@@ -8,9 +8,7 @@
 #include <algorithm>
 #include <atomic>
 
-#include "attention_math.h"
-#include "cache.h"
-#include "half.h"
+#include "attention_chunk.h"
 #include "parallel.h"
 #include "shim.h"
 
@@ -18,21 +16,9 @@ namespace specc {
 namespace {
 
 constexpr int64_t kLeastWork = 131072;  // multiplications worth another thread: some 5 us, against 1 to wake it
-constexpr int64_t kChunk = 256;         // places; part of the definition
-constexpr int64_t kMaxQueries = 48;     // in a block: their scores of a chunk are 48 KB, in L2 next to what they read
-constexpr int64_t kManyQueries = 32;    // that make up for transposing keys
-constexpr int64_t kValueRows = 32;      // values that stay in L1 while all queries of the block use them
 
 int64_t round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
 int64_t at(const Tensor& integers, int64_t i) { return integers.data<int64_t>()[i * integers.strides[0]]; }
-
-// What a row of the call sees: places [begin, length) of a list of cache rows, start + j before `shared`, and the rows of
-// its path through the tree from there on.
-struct Row {
-  int64_t start, shared, length, begin;
-  const int64_t* path;
-  int64_t cache_row(int64_t j) const { return j < shared ? start + j : path[j - shared]; }
-};
 
 // Pooled memory, so that steady runs allocate nothing.
 class Memory {
@@ -51,259 +37,11 @@ class Memory {
   Tensor* tensor_;
 };
 
-struct Problem {
-  const Tensor &q, &k, &v;
-  const AttentionOptions& options;
-  float* out;
-  const Row* rows;
-  int64_t group, columns, value_columns;  // head sizes, rounded up to 16
-  bool copied_keys, copied_values;        // half precision, padded or strided: used through copies
-};
-
 // Consecutive queries of one kv head whose rows have the same start, numbered row by row.
 struct Block {
   int64_t first, count;
   int64_t begin_chunk, end_chunk;
 };
-
-struct Query {
-  const Row* row;
-  int64_t row_number, head;
-  const float* q;
-};
-
-// A chunk's part of one query. A total below 0: it sees nothing of the chunk.
-struct Partial {
-  Softened softened;
-  float* values;
-};
-
-// A thread's working memory.
-struct Work {
-  float *scores, *keys, *tile, *values, *queries, *partials, *sums;
-};
-
-int64_t work_floats(const Problem& p) {
-  return kMaxQueries * (kChunk + p.columns + 2 * p.value_columns) + 2 * kLanes * p.columns +
-         kValueRows * p.value_columns;
-}
-
-Work divided(const Problem& p, float* memory) {
-  Work work;
-  work.scores = memory;
-  work.keys = work.scores + kMaxQueries * kChunk;
-  work.tile = work.keys + kLanes * p.columns;
-  work.values = work.tile + kLanes * p.columns;
-  work.queries = work.values + kValueRows * p.value_columns;
-  work.partials = work.queries + kMaxQueries * p.columns;
-  work.sums = work.partials + kMaxQueries * p.value_columns;
-  return work;
-}
-
-// Says that `count` floats will be read soon: the machine's own guesses end with a page, and are late at the first rows.
-void fetch(const float* floats, int64_t count) {
-  for (int64_t i = 0; i < count; i += 16) __builtin_prefetch(floats + i);
-}
-
-// A row of a cache, or of q, as floats with zeros up to `columns`.
-void copy_row(float* to, const Tensor& x, int64_t offset, int64_t columns) {
-  const int64_t size = x.sizes[2], stride = x.strides[2];
-  if (x.dtype == SPECC_F32) {
-    const float* from = x.data<float>() + offset;
-    if (stride == 1) {
-      std::copy_n(from, size, to);
-    } else {
-      for (int64_t d = 0; d < size; d++) to[d] = from[d * stride];
-    }
-  } else {
-    const uint16_t* from = x.data<uint16_t>() + offset;
-    const bool f16 = x.dtype == SPECC_F16;
-    if (stride == 1) {
-      f16 ? widen_f16(to, from, size) : widen_bf16(to, from, size);
-    } else {
-      for (int64_t d = 0; d < size; d++) to[d] = f16 ? widen_f16(from[d * stride]) : widen_bf16(from[d * stride]);
-    }
-  }
-  std::fill(to + size, to + columns, 0.0f);
-}
-
-// The keys at `count` places of `row` from j on; beyond its end the last again, and nobody reads those scores.
-void find_keys(const Problem& p, const Row& row, int64_t kv_head, int64_t j, int64_t count, float* copies,
-               const float** keys) {
-  for (int64_t i = 0; i < count; i++) {
-    const int64_t place = std::min(j + i, row.length - 1);
-    const int64_t offset = kv_head * p.k.strides[0] + row.cache_row(place) * p.k.strides[1];
-    if (p.copied_keys) {
-      keys[i] = copies + i * p.columns;
-      if (i > 0 && j + i >= row.length) {
-        keys[i] = keys[i - 1];
-      } else {
-        copy_row(copies + i * p.columns, p.k, offset, p.columns);
-      }
-    } else {
-      keys[i] = p.k.data<float>() + offset;
-      fetch(keys[i] + 6 * kTileKeys * p.k.strides[1], p.columns);
-    }
-  }
-}
-
-// Whether `row` sees one of `count` places from j on.
-bool sees(const Row& row, int64_t j, int64_t count) { return j < row.length && j + count > row.begin; }
-
-// Whether what `row` sees of them are the cache rows that `other` finds there.
-bool shares(const Row& row, const Row& other, int64_t j, int64_t count) {
-  return std::min(j + count, row.length) <= std::min(row.shared, other.shared);
-}
-
-// Raw scores at eight places: keys as they lie in memory, a few queries at a time.
-void score_few(const Problem& p, const Query* queries, int64_t count, int64_t kv_head, int64_t j, float* scores,
-               const Work& work) {
-  const float* keys[kTileKeys];
-  const Row* found = nullptr;  // whose keys `keys` are
-  const auto same = [&](const Row& row) { return found == &row || (found != nullptr && shares(row, *found, j, kTileKeys)); };
-  for (int64_t i = 0; i < count;) {
-    if (!sees(*queries[i].row, j, kTileKeys)) {
-      i++;
-      continue;
-    }
-    if (!same(*queries[i].row)) {
-      found = queries[i].row;
-      find_keys(p, *found, kv_head, j, kTileKeys, work.keys, keys);
-    }
-    float* to[kMostScored];
-    const float* q[kMostScored];
-    int64_t some = 0;
-    for (; some < kMostScored && i < count && sees(*queries[i].row, j, kTileKeys) && same(*queries[i].row); i++, some++) {
-      to[some] = scores + i * kChunk;
-      q[some] = queries[i].q;
-    }
-    eight_scores(to, q, some, keys, p.columns);
-  }
-}
-
-// The same at sixteen places for queries that share them, by way of a tile.
-void score_many(const Problem& p, const Query* queries, int64_t count, const Row& widest, int64_t kv_head, int64_t j,
-                float* scores, const Work& work) {
-  const float* keys[kLanes];
-  find_keys(p, widest, kv_head, j, kLanes, work.keys, keys);
-  transpose_keys(work.tile, keys, p.columns);
-  float* to[kMostOfTile];
-  const float* q[kMostOfTile];
-  int64_t some = 0;
-  for (int64_t i = 0; i < count; i++) {
-    if (sees(*queries[i].row, j, kLanes)) {
-      to[some] = scores + i * kChunk;
-      q[some++] = queries[i].q;
-    }
-    if (some == kMostOfTile || (some > 0 && i + 1 == count)) {
-      tile_scores(to, q, some, work.tile, p.columns);
-      some = 0;
-    }
-  }
-}
-
-// Raw scores of places [chunk, chunk + kChunk).
-void score(const Problem& p, const Query* queries, int64_t count, int64_t kv_head, int64_t chunk, const Work& work) {
-  int64_t end = 0, begin = chunk + kChunk;
-  const Row* widest = queries[0].row;
-  for (int64_t i = 0; i < count; i++) {
-    const Row& row = *queries[i].row;
-    end = std::max(end, std::min(row.length, chunk + kChunk));
-    begin = std::min(begin, std::max(row.begin, chunk) / kLanes * kLanes);
-    if (row.shared > widest->shared) widest = &row;
-  }
-  for (int64_t j = begin; j < end; j += kLanes) {
-    float* scores = work.scores + (j - chunk);
-    int64_t seeing = 0;
-    bool together = true;
-    for (int64_t i = 0; i < count; i++) {
-      if (!sees(*queries[i].row, j, kLanes)) continue;
-      seeing++;
-      together = together && shares(*queries[i].row, *widest, j, kLanes);
-    }
-    if (together && seeing >= kManyQueries) {
-      score_many(p, queries, count, *widest, kv_head, j, scores, work);
-    } else {
-      score_few(p, queries, count, kv_head, j, scores, work);
-      score_few(p, queries, count, kv_head, j + kTileKeys, scores + kTileKeys, work);
-    }
-  }
-}
-
-// Adds `rows` values from `v` on, times the weights, to each of `count` partial sums.
-void mix_rows(const Problem& p, const Partial* partials, const float* const* weights, int64_t count, const float* v,
-              int64_t stride, int64_t rows) {
-  for (int64_t i = 0; i < count; i += kMostQueries) {
-    float* outs[kMostQueries];
-    const int64_t some = std::min(kMostQueries, count - i);
-    for (int64_t n = 0; n < some; n++) outs[n] = partials[i + n].values;
-    add_rows(outs, weights + i, some, v, stride, rows, p.value_columns);
-  }
-}
-
-// Weighted sums of the values of a chunk.
-void mix(const Problem& p, const Query* queries, int64_t count, int64_t kv_head, int64_t chunk, const Work& work,
-         Partial* partials) {
-  int64_t begin = chunk + kChunk, end = 0;
-  for (int64_t i = 0; i < count; i++) {
-    std::fill_n(partials[i].values, p.value_columns, 0.0f);
-    begin = std::min(begin, std::max(queries[i].row->begin, chunk));
-    end = std::max(end, std::min(queries[i].row->shared, chunk + kChunk));
-  }
-  const auto value = [&](int64_t cache_row) { return kv_head * p.v.strides[0] + cache_row * p.v.strides[1]; };
-  const float* weights[kMaxQueries];
-  for (int64_t j = begin; j < end; j += kValueRows) {
-    const int64_t stop = std::min(j + kValueRows, end);
-    const int64_t start = queries[0].row->start;
-    const float* v = work.values;
-    int64_t stride = p.value_columns;
-    if (p.copied_values) {
-      for (int64_t i = j; i < stop; i++) {
-        copy_row(work.values + (i - j) * stride, p.v, value(start + i), p.value_columns);
-      }
-    } else {
-      v = p.v.data<float>() + value(start + j);
-      stride = p.v.strides[1];
-      for (int64_t i = 2 * kValueRows; i < 3 * kValueRows; i++) fetch(v + i * stride, p.value_columns);
-    }
-    for (int64_t i = 0, n = 0; i < count; i += n) {
-      const auto low = [&](int64_t k) { return std::max(j, queries[k].row->begin); };
-      const auto high = [&](int64_t k) { return std::min(stop, queries[k].row->shared); };
-      for (n = 0; i + n < count && low(i + n) == low(i) && high(i + n) == high(i); n++) {
-        weights[n] = work.scores + (i + n) * kChunk + (low(i) - chunk);
-      }
-      if (low(i) < high(i)) {
-        mix_rows(p, partials + i, weights, n, v + (low(i) - j) * stride, stride, high(i) - low(i));
-      }
-    }
-  }
-  for (int64_t i = 0; i < count; i++) {  // places of the path
-    const Row& row = *queries[i].row;
-    for (int64_t j = std::max({chunk, row.shared, row.begin}); j < std::min(row.length, chunk + kChunk); j++) {
-      const float* v = p.v.data<float>() + value(row.cache_row(j));
-      if (p.copied_values) {
-        copy_row(work.values, p.v, value(row.cache_row(j)), p.value_columns);
-        v = work.values;
-      }
-      weights[0] = work.scores + i * kChunk + (j - chunk);
-      mix_rows(p, partials + i, weights, 1, v, 0, 1);
-    }
-  }
-}
-
-void compute_chunk(const Problem& p, const Query* queries, int64_t count, int64_t kv_head, int64_t chunk,
-                   const Work& work, Partial* partials) {
-  score(p, queries, count, kv_head, chunk, work);
-  for (int64_t i = 0; i < count; i++) {
-    const int64_t lo = std::max(queries[i].row->begin - chunk, int64_t{0});
-    const int64_t hi = std::min(queries[i].row->length - chunk, kChunk);
-    partials[i].softened = {0, -1};
-    if (lo >= hi) continue;
-    partials[i].softened = soften(work.scores + i * kChunk, lo, hi, static_cast<float>(p.options.scale),
-                                  static_cast<float>(p.options.softcap));
-  }
-  mix(p, queries, count, kv_head, chunk, work, partials);
-}
 
 void make_queries(const Problem& p, const Block& block, int64_t kv_head, const Work& work, Query* queries) {
   for (int64_t i = 0; i < block.count; i++) {

@@ -1,7 +1,7 @@
 // Times specc::cached_attention: microseconds of one layer by context, rows and dtype of the cache, and how near memory and
 // arithmetic limits that is.
 //
-//   g++ <flags of README.md> bench_attention.cpp tensor.cpp pool.cpp error.cpp cache.cpp attention.cpp
+//   g++ <flags of README.md> bench_attention.cpp tensor.cpp pool.cpp error.cpp cache.cpp attention*.cpp
 //       -lpthread -o bench_attention
 //   ./bench_attention [threads [repetitions [query heads [kv heads [head size]]]]]
 //
