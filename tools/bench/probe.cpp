@@ -117,7 +117,7 @@ const Line* make_memory(size_t lines) {
 }
 
 constexpr int kSteps = 2'000'000;
-constexpr int kChains = 10;  // enough to hide a multiply-add's latency on two units
+constexpr int kChains = 12;  // hide a multiply-add's latency on two units; with 10, a Zen 4 ran integers at half its speed
 
 // step(chain) for each chain. Written out, for g++ keeps an array in registers only where every index is a constant.
 template <class Chain, class Step>

@@ -120,7 +120,12 @@ def openvino_genai(model: str, threads: int, option: str) -> Engine:
     import openvino
     import openvino_genai as og
 
-    how: dict[str, object] = {"INFERENCE_NUM_THREADS": threads}
+    # Its own defaults keep the caches of earlier prompts and find a prompt's beginning there: then
+    # its prefill would be measured once, and looking up ever after.
+    schedule = og.SchedulerConfig()
+    schedule.enable_prefix_caching = False
+    schedule.max_num_batched_tokens = 1 << 30
+    how: dict[str, object] = {"INFERENCE_NUM_THREADS": threads, "scheduler_config": schedule}
     if option:
         how["INFERENCE_PRECISION_HINT"] = option
     # Prompt lookup is decided when the pipeline is made, so both are kept; weights are mapped.
