@@ -158,3 +158,20 @@ def test_clients_that_come_and_go(capsys: pytest.CaptureFixture[str], tiny_artif
         assert 0 < phase["first_token_s"]["p50"] <= phase["total_s"]["p99"]
     assert found["plain"]["left"] + found["speculative"]["left"] > 0
     assert all(size > 1 << 20 for size in found["resident_bytes"])
+
+
+def test_a_large_model_is_one_like_any_other(tmp_path: Path) -> None:
+    """Read lazily, all weights different and of the sizes that were asked for."""
+    from bench.large import Sizes, make
+    from specc.ir.importers.folder_lazy import open_folder
+
+    make(tmp_path / "model", Sizes(2, 256, 688, 2, 320))
+    opened = open_folder(tmp_path / "model")
+    assert opened is not None
+    model, weights = opened
+    assert {n: tuple(p.shape) for n, p in model.named_parameters()} == {
+        n: w.type.shape for n, w in weights.items()
+    }
+    matrices = [w for w in weights.values() if len(w.type.shape) == 2]
+    assert len({w.key for w in matrices}) == len(matrices) == 2 * 7 + 2
+    assert 0.019 < float(matrices[0].load().float().std()) < 0.021

@@ -18,6 +18,7 @@ from bench.machine import Limits, Probes
 from bench.prepare import BITS, Absent, Contender, listed
 from bench.prepare import prepare as make_models
 from specc import cli, flags, output
+from specc.progress import TerminalProgress
 from specc.runtime import Artifact
 
 ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 28, 32)
@@ -107,6 +108,31 @@ def whole_report(
     document["absent"] = [asdict(a) for a in (*absent, *failed)]
     document["minutes"] = (time.monotonic() - began) / 60
     return _finish(document, out)
+
+
+@app.command
+def large(into: Path, /, *, quant: str = "int8", layers: int = 32, hidden: int = 4096) -> int:
+    """Compile a model of random weights, by default as large as Llama 2 7B, and say what that took.
+
+    Prints JSON: seconds, most resident memory, size of the weights. Needs 13.5 GB of disk for the model, 14 more for
+    the artifact.
+
+    Example: python -m bench large /tmp/large --quant int8
+
+    Args:
+        into: Folder for `model` and `model.specc`; a model that is there stays.
+        quant: none, bf16, int8 or int4.
+        layers: How many.
+        hidden: Width, in steps of 128, a head each; the feed-forward is 2.6875 as wide.
+    """
+    flags.at_least("--layers", layers, 1)
+    flags.at_least("--hidden", hidden, 128)
+    from bench.large import Sizes, compile_large
+
+    sizes = Sizes(layers, hidden, hidden * 43 // 16, max(1, hidden // 128))
+    found = compile_large(into / "model", into / "model.specc", quant, sizes, TerminalProgress())
+    print(json.dumps(found, indent=1))
+    return output.EXIT_OK
 
 
 @app.command(name="load")
