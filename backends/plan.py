@@ -85,8 +85,11 @@ BUILT_INS: dict[Any, tuple[str, int]] = {
     ops.positions.default: ("specc.positions", 1),
     ops.rows.default: ("specc.rows", 2),
     ops.row.default: ("specc.row", 2),
+    ops.pad_rows.default: ("specc.pad_rows", 1),
+    ops.masks.default: ("specc.masks", 3),
     ops.argmax.default: ("specc.argmax", 1),
     ops.accept.default: ("specc.accept", 5),
+    ops.cache_write.default: ("specc.cache_write", 3),
     ops.cache_copy.default: ("specc.cache_copy", 2),
     ops.cache_move.default: ("specc.cache_move", 3),
     torch.ops.aten.cat.default: ("specc.cat", 1),
@@ -169,6 +172,8 @@ class _Planner:
         entry, values = BUILT_INS[node.target]
         operands: list[Any] = []
         for argument in node.args[:values]:
+            if argument is None:  # an optional tensor, the last of them
+                continue
             operands += argument if isinstance(argument, (list, tuple)) else [argument]
         attrs = tuple(int(a) for a in node.args[values:])  # type: ignore[arg-type]
         type_ = node.meta.get("type")

@@ -160,6 +160,53 @@ def _rows(positions: Tensor, first: Tensor) -> Tensor:
     return (positions.reshape(first.shape[0], -1) + first[:, None]).reshape(-1)
 
 
+@operation(
+    "pad_rows(Tensor x, int count) -> Tensor", lambda x, count: x.new_empty(count, *x.shape[1:])
+)
+def _pad_rows(x: Tensor, count: int) -> Tensor:
+    """X [T, ...] and its last row again up to `count` rows [count, ...]; 1 <= T <= count.
+
+    For devices whose calls have one number of rows. A repeated row computes and writes what the row
+    itself does, so it changes nothing.
+    """
+    if not 1 <= x.shape[0] <= count:
+        raise ValueError(f"{x.shape[0]} rows cannot become {count}")
+    return torch.cat([x, x[-1:].expand(count - x.shape[0], *x.shape[1:])])
+
+
+HIDDEN = -1e30
+"""What is added to the score of a row that is not seen: zero after softmax, as long as scores are f32."""
+
+
+@operation(
+    "masks(Tensor positions, Tensor rows, Tensor? parents, int window, int length) -> (Tensor, Tensor)",
+    lambda positions, rows, parents, window, length: (
+        positions.new_empty(positions.shape[0], length, dtype=torch.float32),
+        positions.new_empty(positions.shape[0], positions.shape[0], dtype=torch.float32),
+    ),
+)
+def _masks(
+    positions: Tensor, rows: Tensor, parents: Tensor | None, window: int, length: int
+) -> tuple[Tensor, Tensor]:
+    """What to add to scores, 0 where `seen_rows` sees (with a window, the last of it), else -1e30.
+
+    f32[T, length] for cache rows that this call does not write, f32[T, T] for those that it does. A row
+    that the call has twice (`pad_rows`) is seen once, where it is first.
+    """
+    old = torch.full((len(rows), length), HIDDEN)
+    new = torch.full((len(rows), len(rows)), HIDDEN)
+    own: dict[int, int] = {}
+    for t, row in enumerate(rows.tolist()):
+        own.setdefault(row, t)
+    for t, seen in enumerate(seen_rows(positions, rows, parents)):
+        for row in seen[-window:] if window > 0 else seen:
+            if row in own:
+                new[t, own[row]] = 0
+            else:
+                old[t, row] = 0
+    return old, new
+
+
 @operation("row(Tensor x, Tensor index) -> Tensor", lambda x, index: x.new_empty(1, *x.shape[1:]))
 def _row(x: Tensor, index: Tensor) -> Tensor:
     """Row index [1] of x [T, ...] -> [1, ...]; the index is clamped to the rows."""

@@ -18,18 +18,18 @@ def generate(
     program: SpeculativeProgram, prompt: Sequence[int], count: int, ks: Iterable[int], *,
     depth: int = 0, heat: float = 0.0, seed: int = 0, drafts: Drafts = lambda x, k: [0] * k,
     chunk: int = 0, first_row: int = 0, drafted: list[tuple[list[int], list[int]]] | None = None,
-    foretold: dict[int, list[float]] | None = None,
+    foretold: dict[int, list[float]] | None = None, poison: float = torch.nan,
 ) -> tuple[list[int], list[tuple[int, int]]]:  # fmt: skip
     """`count` new tokens, and (K, accepted) of every round. `ks` is K of each round, repeated.
 
-    The text lies in the caches from `first_row` on. State is NaN where nothing was written, and every
+    The text lies in the caches from `first_row` on. State is `poison` where nothing was written, and every
     cache row that is not right (another text's, at or beyond the length, or what a drafter has not been
-    extended over) is NaN again before each round. The text before each round with drafts, and the
+    extended over) is that again before each round. The text before each round with drafts, and the
     drafts, are added to `drafted`; confidences to `foretold`, by the text's length.
     """
     state = fresh_state(program)
     for buffer in state.values():
-        buffer.fill_(torch.nan)
+        buffer.fill_(poison)
     x, n = list(prompt), len(prompt) - 1
     tap, step = 0, chunk or program.prefill_chunk
     for begin in range(0, n, step):
@@ -46,8 +46,8 @@ def generate(
         for buffer in program.state.values():
             lags = program.contract.extend and buffer.name.startswith("drafter.")
             if buffer.kind is not StateKind.HIDDEN_STATES:
-                state[buffer.name][:, :first_row] = torch.nan
-                state[buffer.name][:, first_row + (paired if lags else n) :] = torch.nan
+                state[buffer.name][:, :first_row] = poison
+                state[buffer.name][:, first_row + (paired if lags else n) :] = poison
         if k and program.contract.extend:
             while n - paired > step:
                 pairs = _pairs(x, paired, paired + step, first_row)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from specc.ir.dialect import ops
 from tests.runtime.kernels import driver
 from tests.runtime.noise import choose
 
@@ -153,6 +154,40 @@ def test_positions(model):
     assert model.run("specc.positions", np.array([5]), attrs=[4, 2]).tolist() == [7, 8, 9, 10]
     assert model.run("specc.positions", np.array([0]), attrs=[3, -2]).tolist() == [0, 0, 0]
     assert model.run("specc.positions", np.array([0]), attrs=[0, 0]).shape == (0,)
+
+
+def test_pad_rows_repeats_the_last(model):
+    x = np.arange(6, dtype=np.float32).reshape(3, 2)
+    assert model.run("specc.pad_rows", x, attrs=[5]).tolist() == [
+        [0, 1],
+        [2, 3],
+        [4, 5],
+        [4, 5],
+        [4, 5],
+    ]
+    assert model.run("specc.pad_rows", np.array([7, 9]), attrs=[2]).tolist() == [7, 9]
+    for rows in (x, x[:0]):
+        with pytest.raises(KernelError, match="cannot become"):
+            model.run("specc.pad_rows", rows, attrs=[2])
+
+
+@pytest.mark.parametrize("window", [0, 2])
+@pytest.mark.parametrize("tree", [False, True])
+def test_masks_are_the_dialects(model, window, tree):
+    positions, rows = np.array([3, 4, 5, 5]), np.array([7, 8, 9, 9])
+    more = [np.array([-1, 0, 1, 1])] if tree else []
+    found = model.run("specc.masks", positions, rows, *more, attrs=[window, 12], outputs=2)
+    tensors = [torch.from_numpy(a) for a in (positions, rows, *more)]
+    want = ops.masks(*tensors, *([] if tree else [None]), window, 12)
+    assert [bits(a) for a in found] == [bits(b.numpy()) for b in want]
+
+
+def test_masks_of_rows_that_cannot_be(model):
+    for position, row in ((5, 4), (0, 12), (-1, 3)):
+        with pytest.raises(KernelError, match="masks: row 0"):
+            model.run(
+                "specc.masks", np.array([position]), np.array([row]), attrs=[0, 12], outputs=2
+            )
 
 
 def test_cat_row_and_cache_copy(model, rng):

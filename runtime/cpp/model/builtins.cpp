@@ -62,6 +62,8 @@ const Builtin kBuiltins[] = {
     {"specc.cat", run_cat},
     {"specc.rows", run_rows},
     {"specc.row", run_row},
+    {"specc.pad_rows", run_pad_rows},
+    {"specc.masks", run_masks},
     {"specc.argmax", run_argmax},
     {"specc.accept", run_accept},
     {"specc.cache_copy", run_cache_copy},

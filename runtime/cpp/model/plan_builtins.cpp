@@ -1,5 +1,7 @@
-// specc.positions, specc.rows, specc.cat, specc.row, specc.cache_copy, specc.cache_move: the glue between compiled leaves.
+// specc.positions, specc.rows, specc.cat, specc.row, specc.pad_rows, specc.masks, specc.cache_copy, specc.cache_move: the
+// glue between compiled leaves.
 #include <algorithm>
+#include <vector>
 
 #include "builtins.h"
 #include "cache.h"
@@ -85,6 +87,82 @@ Status run_row(const Call& call) {  // x, index
   if (out != nullptr) copy_elements(out, row);
   release(row);
   return out == nullptr ? 1 : kOk;
+}
+
+Status run_pad_rows(const Call& call) {  // x; attrs: count
+  if (expect("specc.pad_rows", call, 1, 1, 1) != kOk) return 1;
+  const Tensor& x = *call.in[0];
+  const int64_t count = call.attrs[0];
+  if (x.ndim < 1 || x.sizes[0] < 1 || x.sizes[0] > count) {
+    return fail("specc.pad_rows: %ld rows cannot become %ld", (long)(x.ndim < 1 ? 0 : x.sizes[0]), (long)count);
+  }
+  int64_t sizes[kMaxDims] = {}, again[kMaxDims] = {}, standing[kMaxDims] = {};
+  std::copy_n(x.sizes, x.ndim, sizes);
+  std::copy_n(x.sizes, x.ndim, again);
+  std::copy_n(x.strides, x.ndim, standing);
+  sizes[0] = count;
+  again[0] = count - x.sizes[0];
+  standing[0] = 0;
+  Tensor* out = new_empty(x.dtype, x.ndim, sizes);
+  if (out == nullptr) return 1;
+  Tensor* last = new_view(&x, x.dtype, x.ndim, again, standing, x.offset + (x.sizes[0] - 1) * x.strides[0]);
+  Tensor* first = new_view(out, x.dtype, x.ndim, x.sizes, out->strides, 0);
+  Tensor* rest = new_view(out, x.dtype, x.ndim, again, out->strides, x.sizes[0] * out->strides[0]);
+  const bool made = last != nullptr && first != nullptr && rest != nullptr;
+  if (made) copy_elements(first, &x);
+  if (made && again[0] > 0) copy_elements(rest, last);
+  for (Tensor* view : {last, first, rest}) {
+    if (view != nullptr) release(view);
+  }
+  if (!made) release(out);
+  call.out[0] = made ? out : nullptr;
+  return made ? kOk : 1;
+}
+
+Status run_masks(const Call& call) {  // positions, rows[, parents]; attrs: window, cache rows
+  if (expect("specc.masks", call, call.n_in == 3 ? 3 : 2, 2, 2) != kOk) return 1;
+  for (int32_t i = 0; i < call.n_in; i++) {
+    if (expect_tensor("specc.masks", call.in[i], SPECC_I64, call.in[0]->numel()) != kOk) return 1;
+  }
+  constexpr float kHidden = -1e30F;  // finite: halves of it may still be added
+  if (call.in[0]->numel() < 1) return fail("specc.masks: no rows");
+  const int64_t count = call.in[0]->numel(), window = call.attrs[0], length = call.attrs[1];
+  const int64_t* positions = call.in[0]->data<int64_t>();
+  const int64_t* rows = call.in[1]->data<int64_t>();
+  const int64_t* parents = call.n_in == 3 ? call.in[2]->data<int64_t>() : nullptr;
+  const int64_t old_sizes[] = {count, length}, new_sizes[] = {count, count};
+  call.out[0] = new_empty(SPECC_F32, 2, old_sizes);
+  call.out[1] = new_empty(SPECC_F32, 2, new_sizes);
+  if (call.out[0] == nullptr || call.out[1] == nullptr) return 1;
+  std::fill_n(call.out[0]->data<float>(), count * length, kHidden);
+  std::fill_n(call.out[1]->data<float>(), count * count, kHidden);
+  const auto [lowest, highest] = std::minmax_element(rows, rows + count);
+  std::vector<std::vector<int64_t>> seen(static_cast<size_t>(count));
+  for (int64_t t = 0; t < count; t++) {
+    const int64_t parent = parents == nullptr ? -1 : parents[t];
+    if (positions[t] < 0 || positions[t] > rows[t] || rows[t] >= length || parent < -1 || parent >= t) {
+      return fail("specc.masks: row %ld: position %ld, cache row %ld, parent %ld", (long)t, (long)positions[t],
+                  (long)rows[t], (long)parent);
+    }
+    std::vector<int64_t>& mine = seen[static_cast<size_t>(t)];
+    if (parent >= 0) {
+      mine = seen[static_cast<size_t>(parent)];
+      mine.push_back(rows[t]);
+    } else {
+      for (int64_t row = rows[t] - positions[t]; row <= rows[t]; row++) mine.push_back(row);
+    }
+    const size_t skipped = window > 0 && mine.size() > static_cast<size_t>(window) ? mine.size() - window : 0;
+    for (size_t i = skipped; i < mine.size(); i++) {
+      const bool within = *lowest <= mine[i] && mine[i] <= *highest;
+      const int64_t* const own = within ? std::find(rows, rows + count, mine[i]) : rows + count;  // the first of equals
+      if (own == rows + count) {
+        call.out[0]->data<float>()[t * length + mine[i]] = 0;
+      } else {
+        call.out[1]->data<float>()[t * count + (own - rows)] = 0;
+      }
+    }
+  }
+  return kOk;
 }
 
 Status run_cache_move(const Call& call) {  // cache, source, target

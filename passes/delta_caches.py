@@ -1,0 +1,203 @@
+"""Graphs read caches and return new rows; their callers write them. For devices whose graphs have no side effects."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import fx
+
+from specc.errors import PassError
+from specc.ir import Role, SpeculativeProgram
+from specc.ir.dialect import ops
+from specc.ir.graphs import (
+    Builder,
+    copy_graph,
+    drop_dead,
+    has_effect,
+    output_of,
+    results_of,
+    type_of,
+)
+from specc.ir.infer import infer_types
+from specc.ir.program import Function
+from specc.ir.types import DTYPES, TensorType
+from specc.passes.attend import Attended, Masks, attend
+from specc.passes.base import Pass, PassResult, need, promise
+from specc.passes.merge_leaves import graph_call, items
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class DeltaCaches(Pass):
+    """Caches are inputs of a graph and nothing else; what it would write is among its results.
+
+    Before: verify_2: call verify_2.graph(..., rows, positions, $k.0, $v.0)
+            verify_2.graph: cache_write(k, x, rows); cache_write(v, y, rows)
+                            o = cached_attention(q, k, v, positions, rows, None, ...)
+    After:  verify_2: old, new = masks(positions, rows, None, window, 2048)
+                      ..., x, y = call verify_2.graph(..., $k.0, $v.0, old, new)
+                      cache_write($k.0, x, rows); cache_write($v.0, y, rows)
+            verify_2.graph: o = softmax(cat(q k + old, q x + new)) (v, y)
+
+    Who sees what is data, made outside by `masks`, one pair for each window. All rows of a call are
+    written, those of rejected drafts as well: nothing reads them before they are written again.
+    """
+
+    name: ClassVar[str] = "delta-caches"
+
+    def requires(self, program: SpeculativeProgram) -> None:
+        need(program.max_model_len, "caches have no size yet", "plan-state")
+        need(
+            any(map(graph_call, program.functions.values())), "there are no graphs", "merge-leaves"
+        )
+        for function in program.functions.values():
+            if graph_call(function) is not None:
+                open_ = any(
+                    "T" in type_of(n).shape
+                    for n in program.functions[f"{function.name}.graph"].inputs
+                )
+                need(not open_, f"{function.name} has T rows", "fix-rows")
+
+    def call(self, program: SpeculativeProgram) -> PassResult:
+        modified = False
+        for function in list(program.functions.values()):
+            call = graph_call(function)
+            leaf = program.functions[str(call.target)] if call is not None else None
+            if call is None or leaf is None or not any(map(has_effect, leaf.graph.nodes)):
+                continue
+            program = program.replacing(*_Delta(function, call, leaf).functions())
+            modified = True
+        return PassResult(program, modified)
+
+    def ensures(self, program: SpeculativeProgram) -> None:
+        for function in program.functions.values():
+            if function.role is Role.LEAF:
+                promise(not any(map(has_effect, function.graph.nodes)), f"{function.name} writes")
+
+
+class _Delta:
+    """Rewrites one graph and its caller."""
+
+    def __init__(self, function: Function, call: fx.Node, leaf: Function) -> None:
+        self.function, self.leaf = function, leaf
+        self.graph, self.copies = copy_graph(leaf.graph)
+        self.old_call = call
+        self.given: dict[fx.Node, Any] = dict(
+            zip((self.copies[n] for n in leaf.inputs), call.args, strict=True)
+        )
+        self.written: dict[fx.Node, tuple[fx.Node, fx.Node]] = {}
+        self.masks: dict[tuple[Any, ...], Masks] = {}
+        self.length = 0
+
+    def functions(self) -> tuple[Function, Function]:
+        writes = [n for n in self.graph.nodes if has_effect(n)]
+        for node in writes:
+            if node.target is not ops.cache_write.default:
+                raise self._refusal(f"{node.target} writes state in a way that is no new row")
+            cache, x, rows = node.args
+            assert isinstance(cache, fx.Node)
+            assert isinstance(x, fx.Node)
+            assert isinstance(rows, fx.Node)
+            if cache in self.written or rows.op != "placeholder":
+                raise self._refusal("a cache is written twice, or at rows that the graph computes")
+            self.written[cache] = (self._rounded(node, cache, x), rows)
+            self.graph.erase_node(node)
+        for node in [n for n in self.graph.nodes if n.target is ops.cached_attention.default]:
+            self._attention(node)
+        readers = {
+            u
+            for cache in self.written
+            for u in cache.users
+            if u.target is aten.index_select.default
+        }
+        if readers:
+            raise self._refusal("a graph reads rows that it writes")
+        output = output_of(self.graph)
+        results = (*results_of(self.graph), *(x for x, _ in self.written.values()))
+        output.args = (results,)
+        drop_dead(self.graph)
+        unused = [n for n in self.graph.nodes if n.op == "placeholder" and not n.users]
+        for node in unused:
+            self.graph.erase_node(node)
+        infer_types(self.graph, self.leaf.name)
+        names = (*self.leaf.outputs, *(f"new_{i}" for i in range(len(self.written))))
+        leaf = Function(self.leaf.name, Role.LEAF, self.graph, names)
+        return leaf, self._caller(leaf, set(unused))
+
+    def _refusal(self, what: str) -> PassError:
+        return PassError(
+            "SPECC-E0372", f"{self.function.name}: {what}", where=self.leaf.name,
+            expected="cache_write of rows that the caller names", cure="use --device cpu",
+        )  # fmt: skip
+
+    def _rounded(self, node: fx.Node, cache: fx.Node, x: fx.Node) -> fx.Node:
+        """What the cache will hold: attention in this call reads the same."""
+        wanted = type_of(cache).dtype
+        if type_of(x).dtype == wanted:
+            return x
+        with self.graph.inserting_before(node):
+            half = self.graph.call_function(aten._to_copy.default, (x,), {"dtype": DTYPES[wanted]})
+        half.meta["type"] = TensorType(wanted, type_of(x).shape)
+        return half
+
+    def _attention(self, node: fx.Node) -> None:
+        arguments: tuple[Any, ...] = node.args
+        q, k, v, positions, rows, parents, scale, window, softcap, sinks = arguments
+        if k not in self.written or v not in self.written:
+            raise self._refusal("attention reads a cache that the call does not write")
+        if any(
+            isinstance(n, fx.Node) and n.op != "placeholder" for n in (positions, rows, parents)
+        ):
+            raise self._refusal("attention is told rows that the graph computes")
+        self.length = int(type_of(k).shape[1])
+        reach = window if 0 < window < self.length else 0
+        masks = self._masks(positions, rows, parents, reach)
+        attended = Attended(q, k, v, self.written[k][0], self.written[v][0], scale, softcap, sinks)
+        with self.graph.inserting_before(node):
+            result = attend(self.graph, attended, masks, node.meta)
+        node.replace_all_uses_with(result)
+        self.graph.erase_node(node)
+
+    def _masks(self, *key: Any) -> Masks:
+        if key not in self.masks:
+            rows = type_of(key[1]).shape[0]
+            last = [n for n in self.graph.nodes if n.op == "placeholder"][-1]
+            builder = Builder(self.graph)
+            with self.graph.inserting_after(last):
+                new = builder.input(f"mask_new_{len(self.masks)}", TensorType("f32", (rows, rows)))
+            with self.graph.inserting_after(last):
+                old = builder.input(
+                    f"mask_old_{len(self.masks)}", TensorType("f32", (rows, self.length))
+                )
+            self.masks[key] = Masks(old, new)
+        return self.masks[key]
+
+    def _caller(self, leaf: Function, unused: set[fx.Node]) -> Function:
+        graph, copies = copy_graph(self.function.graph)
+        call = copies[self.old_call]
+        given = {taken: copies[value] for taken, value in self.given.items()}
+        builder = Builder(graph)
+        with graph.inserting_before(call):
+            for (positions, rows, parents, window), masks in self.masks.items():
+                told = (given[positions], given[rows], None if parents is None else given[parents])
+                types = (type_of(masks.old), type_of(masks.new))
+                pair = builder.ops(ops.masks.default, *told, window, self.length, types=types)
+                given[masks.old], given[masks.new] = pair
+        call.args = tuple(given[n] for n in leaf.inputs)
+        call.meta |= {
+            "type": tuple(map(type_of, results_of(leaf.graph))),
+            "writes": False,
+        }
+        first = len(self.leaf.outputs)
+        with graph.inserting_before(output_of(graph)):
+            new = items(builder, call)
+            for unneeded in new[:first]:
+                graph.erase_node(unneeded)
+            for (cache, (_, rows)), x in zip(self.written.items(), new[first:], strict=True):
+                builder.op(ops.cache_write.default, given[cache], x, given[rows])
+        drop_dead(graph)
+        del unused
+        return Function(self.function.name, self.function.role, graph, self.function.outputs)
