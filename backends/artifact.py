@@ -61,7 +61,7 @@ def write_artifact(
         "method": contract.kind,
         "backend": backend,
         "lossless": lowered.lossless,
-        "device": vars(device),
+        "device": device.as_json(),
         "model": {
             "architecture": program.model.architecture,
             "vocab_size": program.model.vocab_size,
@@ -89,6 +89,7 @@ def write_artifact(
             "draft_vocab_size": contract.draft_vocab_size,
             "options": dict(contract.options),
         },
+        **({"graphs": dict(lowered.graphs)} if lowered.graphs else {}),
         "rounds": [vars(played) for played in program.rounds],
         "state": [
             {

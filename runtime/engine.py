@@ -14,6 +14,7 @@ from typing import Protocol, Self
 
 from specc.errors import ArtifactError, RequestError
 from specc.runtime import native
+from specc.runtime.graphs import GraphRunner, require_onnxruntime, runner_for
 from specc.runtime.manifest import Manifest
 from specc.runtime.session import ADAPTIVE, Session
 from specc.runtime.stats import Stats
@@ -55,6 +56,10 @@ class Artifact:
         self._library = library
         self._handle = handle
         self._free = weakref.finalize(self, library.specc_artifact_free, handle)
+        self._runner: GraphRunner | None = None
+        if manifest.graphs is not None:
+            require_onnxruntime(path)
+            self._runner = runner_for(path, manifest, self.threads)
 
     @classmethod
     def load(cls, path: str | Path, threads: int = 0, *, library: Path | None = None) -> Self:
@@ -116,7 +121,7 @@ class Artifact:
         handle = c.c_void_p()
         self._check(self._library.specc_session_open(self._open(), c.byref(handle)))
         assert handle.value is not None
-        return Session(self._library, handle.value, self.manifest)
+        return Session(self._library, handle.value, self.manifest, self._runner)
 
     def generate(
         self,

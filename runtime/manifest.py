@@ -152,6 +152,21 @@ class PackedMatrix:
 
 
 @dataclass(frozen=True)
+class Graphs:
+    """Graphs that onnxruntime or a device runs. `files`: the model of each.
+
+    `state`: onnx-only, or om where CANN compiled them. `verified_on_npu`: whether anyone saw them run on one.
+    """
+
+    format: str
+    opset: int
+    state: str
+    verified_on_npu: bool
+    files: Mapping[str, str]
+    dtype: str = "f32"
+
+
+@dataclass(frozen=True)
 class Manifest:
     """The whole of it. `raw` is the document as read, with fields this version does not know."""
 
@@ -174,6 +189,7 @@ class Manifest:
     packed: Mapping[str, PackedMatrix]
     files: Mapping[str, FileEntry]
     provenance: Mapping[str, Any]
+    graphs: Graphs | None
     raw: Mapping[str, Any] = field(repr=False, compare=False)
 
     @classmethod
@@ -235,6 +251,7 @@ class Manifest:
             else {},
             files={n: _file(n, f) for n, f in root["files"].entries()},
             provenance=root.get("provenance").mapping({}),
+            graphs=_graphs(root.get("graphs")),
             raw=document,
         )
 
@@ -247,7 +264,12 @@ class Manifest:
     def approximations(self) -> tuple[str, ...]:
         """All that makes the artifact another model than its original: `reduced` weights, and caches."""
         caches = sorted({b.dtype for b in self.state} & {"f16", "bf16"})
-        return (*self.reduced, *(f"{dtype} caches" for dtype in caches))
+        halves = (
+            ()
+            if self.graphs is None or self.graphs.dtype == "f32"
+            else (f"{self.graphs.dtype} products",)
+        )
+        return (*self.reduced, *halves, *(f"{dtype} caches" for dtype in caches))
 
     @property
     def speculates(self) -> bool:
@@ -393,6 +415,19 @@ def _function_name(at: Field, functions: Mapping[str, Function]) -> str | None:
     if at.string() not in functions:
         raise damaged(at.path, "the name of a function", at.string())
     return at.string()
+
+
+def _graphs(at: Field) -> Graphs | None:
+    if at.value is None:
+        return None
+    files = {}
+    for name, item in at["functions"].entries():
+        files[name] = item["file"].string()
+        _check_inner(files[name], item.path)
+    return Graphs(
+        at["format"].string(), at["opset"].integer(1), at["state"].string(),
+        at["verified_on_npu"].boolean(), files, at.get("dtype").string(default="f32"),
+    )  # fmt: skip
 
 
 def _state(at: Field) -> StateBuffer:

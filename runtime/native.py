@@ -69,7 +69,7 @@ _loaded: dict[tuple[int, ...], c.CDLL] = {}
 """Libraries by the file they came from; they stay for good, as Python never unloads any."""
 
 
-def _map(path: Path) -> c.CDLL:
+def map_library(path: Path) -> c.CDLL:
     """The library in this very file.
 
     By its path the dynamic linker would hand out what it loaded from there before, even if another
@@ -96,7 +96,7 @@ def _map(path: Path) -> c.CDLL:
 def load_library(path: Path) -> c.CDLL:
     """Open libspecc.so, and check its interface version before anything else of it is touched."""
     try:
-        library = _map(path)
+        library = map_library(path)
         version_of = library.specc_interface_version
     except (OSError, AttributeError) as error:
         raise ArtifactError(

@@ -33,8 +33,11 @@ class Session:
     Close it, or use it in `with`.
     """
 
-    def __init__(self, library: c.CDLL, handle: int, manifest: Manifest) -> None:
+    def __init__(
+        self, library: c.CDLL, handle: int, manifest: Manifest, runner: object = None
+    ) -> None:
         self._library, self._handle, self._manifest = library, handle, manifest
+        self._runner = runner  # of graphs: as long as this session may call them
         self._close = weakref.finalize(self, library.specc_session_close, handle)
         self._tokens: list[int] = []
         self._cancelled = False

@@ -203,7 +203,7 @@ def test_generated_code_depends_on_the_settings_of_inductor(
 def test_the_compiler_searches_no_folders_that_no_key_knows(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
 ) -> None:
-    from specc.backends.inductor.toolchain import Toolchain
+    from specc.backends.toolchain import Toolchain
 
     monkeypatch.setenv(name, str(tmp_path))
     Toolchain("x86-64-v3")._run(["sh", "-c", f'test -z "${name}"'], "nothing")
@@ -255,7 +255,7 @@ def test_what_fails_leaves_nothing(folder: Path) -> None:
 
 
 def test_a_full_disk_is_a_coded_error(tmp_path: Path) -> None:
-    from specc.backends.inductor.toolchain import Toolchain
+    from specc.backends.toolchain import Toolchain
 
     def write(folder: Path) -> None:
         (folder / "weights.safetensors").write_bytes(b"half")
@@ -277,7 +277,7 @@ def test_a_full_disk_is_a_coded_error(tmp_path: Path) -> None:
 
 
 def test_what_is_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    from specc.backends.inductor.toolchain import Toolchain
+    from specc.backends.toolchain import Toolchain
 
     monkeypatch.setenv("CXX", "/bin/false")
     with pytest.raises(BackendError, match="SPECC-E0403") as error:

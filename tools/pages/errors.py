@@ -16,7 +16,8 @@ _INTRO = """\
 
 Every mistake that specc knows has a code, which stays the same from version to version. A message has up to five lines:
 what is wrong, *where*, what was *expected*, what was *found*, and the *cure*. With `--json` the same is an object
-`{"error": {...}}` on stdout. Exit codes: 1 failed, 2 wrong usage, 130 interrupted.
+`{"error": {...}}` on stdout. Exit codes: 1 failed, 2 wrong usage,
+3 to be finished where CANN is, 130 interrupted.
 
 `specc help SPECC-E0203` prints the entry of one code. Below, `…` stands for what only the case at hand tells, and
 a slash parts alternatives. The same code has the same meaning from Python, from the C library and over HTTP.

@@ -48,7 +48,7 @@ def compile_kept(request: CompileRequest, progress: Progress) -> CompileReport:
     began = time.monotonic()
     key = None
     # (A method that was measured depends on the machine and on what else it did then: measure again.)
-    if request.backend in _BACKENDS and request.method != AUTO:
+    if request.backend in _BACKENDS and request.method != AUTO and request.device == "cpu":
         with progress.phase("look for the same artifact"):
             key = key_of(request)
             known = _fetch(key, request)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from specc import cache, tensors
+from specc.cann import find_cann
 from specc.errors import ModelError
 from specc.progress import human_bytes
 
@@ -159,8 +160,8 @@ def _cuda() -> Check:
 
 
 def _ascend() -> Check:
-    path = shutil.which("atc") or os.environ.get("ASCEND_HOME_PATH")
-    return Check("ascend", Status.INFO, path or "no CANN (atc)")
+    found = find_cann()
+    return Check("ascend", Status.INFO, "no CANN (atc)" if found is None else str(found))
 
 
 def _tvm() -> Check:

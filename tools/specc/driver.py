@@ -22,6 +22,7 @@ from specc.request import (
     AUTO,
     CompileReport,
     CompileRequest,
+    backend_of,
     check_output,
     check_request,
     isa_of,
@@ -39,7 +40,7 @@ def compile_model(request: CompileRequest, progress: Progress) -> CompileReport:
     began = time.monotonic()
     check_request(request)
     check_output(request)
-    with find_backend(request.backend).ahead(Device(isa=isa_of(request))):
+    with find_backend(backend_of(request)).ahead(_device(request)):
         with progress.phase(f"import {request.model}"):
             imported = load_model(request.model, request.max_model_len)
         request = with_defaults(request, imported)
@@ -65,7 +66,7 @@ def write(
     why: tuple[str, ...], progress: Progress,
 ) -> dict[str, Any]:  # fmt: skip
     """Rewrite, lower and write the artifact into `folder`; returns its manifest."""
-    device, backend = Device(isa=isa_of(request)), find_backend(request.backend)
+    device, backend = _device(request), find_backend(backend_of(request))
     with progress.phase(f"rewrite ({len(choice.pipeline.passes)} passes)"):
         program = choice.pipeline(imported.program)
     if request.quant != "none" and (floats := left(program)):
@@ -84,6 +85,11 @@ def write(
         program, lowered, folder, backend=backend.name, device=device,
         tokenizer=_tokenizer(imported, progress), provenance=provenance, progress=progress,
     )  # fmt: skip
+
+
+def _device(request: CompileRequest) -> Device:
+    graphs = "" if request.device == "cpu" else request.device
+    return Device(isa=isa_of(request), graphs=graphs, opset=request.opset)
 
 
 def build_program(

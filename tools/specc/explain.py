@@ -22,11 +22,15 @@ LONGEST_DIFF = 60
 def pipeline_of(method: str, *, every: bool = False) -> Pipeline:
     """The passes of `method` in order, for reading: their options are placeholders.
 
-    `every`: those too that run only where --quant or --draft-vocab-size asks for them.
+    `every`: those too that run only where --quant, --draft-vocab-size or --device asks for them.
     """
-    shape = (
-        pipelines.Shape(weights=QuantiseWeights(), draft_ids=(0,)) if every else pipelines.Shape()
-    )
+    if every:
+        shape = pipelines.Shape(weights=QuantiseWeights(), draft_ids=(0,))
+        return pipelines.as_graphs(_pipeline(method, shape), half=True)
+    return _pipeline(method, pipelines.Shape())
+
+
+def _pipeline(method: str, shape: pipelines.Shape) -> Pipeline:
     if method == "draft_model":
         return pipelines.draft_model(shape, cast(SpeculativeProgram, None))
     if method == "layerskip":

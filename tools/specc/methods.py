@@ -45,9 +45,20 @@ def pipeline_for(request: CompileRequest, imported: ImportedModel, progress: Pro
     assert request.max_model_len is not None
     shape = Shape(
         tuple(sorted({0, *draft_lengths(request)})), request.max_model_len, request.prefill_chunk,
-        kv_cache_dtype=request.kv_cache_dtype, weights=_weights(request), draft_ids=_draft_ids(request, imported),
+        kv_cache_dtype=_caches(request), weights=_weights(request), draft_ids=_draft_ids(request, imported),
     )  # fmt: skip
-    return _PIPELINES[request.method](request, imported, shape, progress)
+    choice = _PIPELINES[request.method](request, imported, shape, progress)
+    if request.device == "cpu":
+        return choice
+    return replace(
+        choice, pipeline=pipelines.as_graphs(choice.pipeline, half=request.graph_dtype == "f16")
+    )
+
+
+def _caches(request: CompileRequest) -> str:
+    """The caches' type: graphs that multiply halves keep halves, where nothing else is asked for."""
+    asked = request.kv_cache_dtype
+    return request.graph_dtype if (asked, request.graph_dtype) == ("auto", "f16") else asked
 
 
 def _weights(request: CompileRequest) -> QuantiseWeights | None:

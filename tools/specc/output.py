@@ -13,7 +13,8 @@ from specc.errors import SpeccError, UsageError
 SCHEMA = 1
 """Version of the JSON that verbs print. Fields may be added within a version."""
 
-EXIT_OK, EXIT_FAILURE, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
+EXIT_OK, EXIT_FAILURE, EXIT_USAGE, EXIT_UNFINISHED, EXIT_INTERRUPTED = 0, 1, 2, 3, 130
+"""3: what could be made here was made, and something else has to finish it."""
 
 
 def emit(payload: Mapping[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -23,6 +24,11 @@ QUANTS = (
 
 ROUNDINGS = ("nearest", "mse")
 _IN_THE_GRAPH = ("draft_model", "layerskip", "eagle:adaptive")
+GRAPH_METHODS = ("none", "ngram", "suffix", "draft_model", "layerskip", "eagle", "eagle3", "mtp")
+"""Those whose graphs leave choosing tokens to the host: what --device onnx and ascend can run."""
+
+ONNX, ASCEND = "onnx", "ascend"
+OPSETS = (11, 18)
 MOST_DRAFTS = 32
 DEFAULT_K = (0, 2, 4, 8)
 """K where the user names none."""
@@ -46,6 +52,8 @@ class CompileRequest:
     device: str = "cpu"
     backend: str = "inductor"
     isa: str = "native"
+    opset: int = 0
+    graph_dtype: str = "f32"
     quant: str = "none"
     quant_rounding: str = "nearest"
     kv_cache_dtype: str = "auto"
@@ -111,11 +119,7 @@ def check_request(request: CompileRequest) -> None:
     flags.one_of("--quant", request.quant, QUANTS)
     flags.one_of("--quant-rounding", request.quant_rounding, ROUNDINGS)
     flags.one_of("--kv-cache-dtype", request.kv_cache_dtype, KV_CACHE_DTYPES)
-    if request.device != "cpu":
-        raise UsageError(
-            "SPECC-E0113", f"--device {request.device} is not built yet", expected="--device cpu",
-            cure="leave it out",
-        )  # fmt: skip
+    _check_device(request)
     if request.quant_rounding != "nearest" and request.quant in ("none", "keep", "bf16"):
         raise flags.conflict(
             f"--quant-rounding has no meaning for --quant {request.quant}", "leave it out, or add --quant int4"
@@ -139,6 +143,63 @@ def check_request(request: CompileRequest) -> None:
     if request.calibration is not None and not request.calibration.is_file():
         raise flags.bad_value("--calibration", "a text file", request.calibration)
     _check_lengths(request)
+
+
+def _check_device(request: CompileRequest) -> None:
+    kind, _, soc = request.device.partition(":")
+    flags.one_of("--graph-dtype", request.graph_dtype, ("f32", "f16"))
+    if kind not in ("cpu", ONNX, ASCEND) or (kind != ASCEND and request.device != kind):
+        raise UsageError(
+            "SPECC-E0113", f"--device {request.device} is not built yet",
+            expected="--device cpu, onnx or ascend:SOC", cure="leave it out",
+        )  # fmt: skip
+    if kind == "cpu":
+        if request.graph_dtype != "f32":
+            raise flags.conflict(
+                "--graph-dtype has no meaning for --device cpu", "leave it out, or see --quant"
+            )
+        if request.opset:
+            raise flags.conflict(
+                "--opset has no meaning for --device cpu", "leave it out, or add --device onnx"
+            )
+        return
+    if kind == ASCEND:
+        check_soc(soc)
+    least, most = OPSETS
+    if request.opset and not least <= request.opset <= most:
+        raise flags.bad_value("--opset", f"{least} to {most}, which CANN reads", request.opset)
+    if request.method not in GRAPH_METHODS:
+        raise flags.conflict(
+            f"--device {request.device} cannot run --method {request.method}", "choose another --method",
+            expected=f"--method {', '.join(GRAPH_METHODS)}",
+        )  # fmt: skip
+    if request.backend not in ("inductor", ONNX):
+        raise flags.conflict(
+            f"--backend {request.backend} has no --device {request.device}", "leave out --backend"
+        )
+    if request.quant != "none":
+        raise flags.conflict(
+            f"--device {request.device} has no quantised weights yet", "leave out --quant"
+        )
+    if request.kv_cache_dtype == "bf16":
+        raise flags.conflict(
+            f"--device {request.device} has no caches of bf16", "choose f32 or f16"
+        )
+
+
+def check_soc(soc: str) -> None:
+    """Raise UsageError for what cannot be a chip's name, as `npu-smi info` and `atc --soc_version` spell them."""
+    if re.fullmatch(r"Ascend\d{3}[A-Za-z0-9_]*", soc) and soc != "Ascend910B":
+        return
+    raise flags.bad_value(
+        "--device", "ascend:SOC with the chip's whole name, as in Ascend910B3, Ascend310P3 or Ascend910_9391",
+        f"ascend:{soc}", cure="take it from `npu-smi info`: Ascend and the column Name",
+    )  # fmt: skip
+
+
+def backend_of(request: CompileRequest) -> str:
+    """The backend for the device."""
+    return request.backend if request.device == "cpu" else ONNX
 
 
 def _check_lengths(request: CompileRequest) -> None:

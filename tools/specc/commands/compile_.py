@@ -11,10 +11,10 @@ from cyclopts import Group, Parameter
 from specc import cache, flags
 from specc.artifacts import compile_kept
 from specc.flags import Isa, Json, Switch
-from specc.output import EXIT_OK, emit, say
+from specc.output import EXIT_OK, EXIT_UNFINISHED, emit, say
 from specc.progress import JsonProgress, TerminalProgress, human_bytes
 from specc.recipe import Recipe
-from specc.request import MOST_DRAFTS, CompileRequest, check_output, check_request
+from specc.request import ASCEND, MOST_DRAFTS, CompileRequest, check_output, check_request
 from specc.runtime import Manifest
 
 _METHOD = Group.create_ordered("Method")
@@ -42,6 +42,8 @@ def main(
     device: Annotated[str, _GROUPED["target"]] = "cpu",
     backend: Annotated[str, _GROUPED["target"]] = "inductor",
     isa: Annotated[Isa, _GROUPED["target"]] = "native",
+    opset: Annotated[int, _GROUPED["target"]] = 0,
+    graph_dtype: Annotated[str, _GROUPED["target"]] = "f32",
     quant: Annotated[str, _GROUPED["target"]] = "none",
     quant_rounding: Annotated[str, _GROUPED["target"]] = "nearest",
     kv_cache_dtype: Annotated[str, _GROUPED["target"]] = "auto",
@@ -72,9 +74,12 @@ def main(
             frequent in the calibration text; 0 is all.
         drafter_options: Of ngram and suffix, as in prompt_lookup_max=4,prompt_lookup_min=2.
         calibration: Text that layerskip, eagle:adaptive and a draft vocabulary are measured on; left out, specc's own.
-        device: Hardware to compile for; cpu is what is built.
+        device: cpu; onnx: whole graphs as ONNX models, run by onnxruntime; or ascend:SOC, as in
+            ascend:Ascend910B3: the same, compiled by CANN's atc where it is installed.
         backend: Who generates the code: inductor, or reference: plain torch, slow, to find whose fault is a fault.
         isa: CPU instructions that the code may use; native takes this machine's.
+        opset: Of ONNX models, 11 to 18; left out, 15.
+        graph_dtype: Of products in ONNX models, f32 or f16; norms, softmax and logits stay f32.
         quant: Weights' form: none is float32; int8; int4 (embedding and head in 8 bits); keep, a GGUF's own blocks
             of Q4_0, Q4_1 or Q8_0; bf16; or an encoding such as q4g64 or q4mg128.
         quant_rounding: nearest, or mse: scales of least squared error.
@@ -91,7 +96,8 @@ def main(
     request = request_of(
         model, method=method, drafter=drafter, num_speculative_tokens=num_speculative_tokens,
         draft_layers=draft_layers, depths=depths, draft_vocab_size=draft_vocab_size, drafter_options=drafter_options,
-        calibration=calibration, device=device, backend=backend, isa=isa, quant=quant,
+        calibration=calibration, device=device, backend=backend, isa=isa, opset=opset,
+        graph_dtype=graph_dtype, quant=quant,
         quant_rounding=quant_rounding, kv_cache_dtype=kv_cache_dtype, max_model_len=max_model_len,
         prefill_chunk=prefill_chunk,
         output=artifact, force=force,
@@ -113,6 +119,12 @@ def main(
         for line in report.why[0 if method == "auto" else 1 :]:
             say(line)
         print(f"{artifact}: {summary(manifest)}")
+    if device.startswith(ASCEND) and manifest.graphs is not None and manifest.graphs.state != "om":
+        say(
+            f"onnx-only: there is no CANN here, so no OM was built. Run {artifact}/build_om.sh where CANN is; "
+            "nothing of this has been verified on an NPU"
+        )
+        return EXIT_UNFINISHED
     return EXIT_OK
 
 
@@ -130,6 +142,8 @@ def request_of(
     device: str,
     backend: str,
     isa: Isa,
+    opset: int,
+    graph_dtype: str,
     quant: str,
     quant_rounding: str,
     kv_cache_dtype: str,
@@ -141,8 +155,8 @@ def request_of(
     """The request, or a UsageError."""
     request = CompileRequest(
         model=model, method=method, drafter=drafter, device=device, backend=backend, isa=isa,
-        quant=quant, quant_rounding=quant_rounding, kv_cache_dtype=kv_cache_dtype, max_model_len=max_model_len,
-        prefill_chunk=prefill_chunk, output=output, calibration=calibration, force=force,
+        opset=opset, graph_dtype=graph_dtype, quant=quant, quant_rounding=quant_rounding, kv_cache_dtype=kv_cache_dtype,
+        max_model_len=max_model_len, prefill_chunk=prefill_chunk, output=output, calibration=calibration, force=force,
         draft_vocab_size=draft_vocab_size,
         num_speculative_tokens=_draft_lengths(num_speculative_tokens),
         draft_layers=_optional("--draft-layers", draft_layers, 0, 4095),
@@ -161,7 +175,10 @@ def summary(manifest: Manifest) -> str:
     ks = ",".join(map(str, manifest.num_speculative_tokens))
     lossless = "lossless" if manifest.lossless else "NOT lossless"
     weights = f"weights {' '.join(manifest.reduced)}, " if manifest.reduced else ""
-    return f"method {manifest.method}, K {ks}, {lossless}, {weights}{manifest.device.isa}, {size}"
+    graphs = manifest.graphs
+    runs = "" if graphs is None else f"{graphs.format} opset {graphs.opset} ({graphs.state}), "
+    made = f"{weights}{runs}{manifest.device.isa}, {size}"
+    return f"method {manifest.method}, K {ks}, {lossless}, {made}"
 
 
 def described(manifest: Manifest) -> dict[str, object]:
@@ -175,6 +192,7 @@ def described(manifest: Manifest) -> dict[str, object]:
         "backend": manifest.backend,
         "device": vars(manifest.device),
         "max_model_len": manifest.model.max_model_len,
+        "graphs": None if manifest.graphs is None else vars(manifest.graphs),
         "bytes": total_bytes(manifest),
     }
 

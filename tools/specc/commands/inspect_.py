@@ -155,6 +155,12 @@ def render(manifest: Manifest, facts: dict[str, Any], *, memory: bool) -> str:
         ("made by", f"specc {manifest.specc_version}"),
         ("files", f"{len(manifest.files)}, hashes {facts['hashes']}"),
     ]  # fmt: skip
+    if (g := manifest.graphs) is not None:
+        seen = "verified on an NPU" if g.verified_on_npu else "not verified on an NPU"
+        rows.insert(
+            5,
+            ("graphs", f"{len(g.files)}, {g.format} opset {g.opset}, {g.dtype}, {g.state}, {seen}"),
+        )
     if d.layers:
         rows.insert(4, ("draft layers", " ".join(map(str, d.layers))))
     if d.depths:

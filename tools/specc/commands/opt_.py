@@ -37,6 +37,7 @@ def main(
     kv_cache_dtype: str = "auto",
     max_model_len: int | None = None,
     prefill_chunk: int = 64,
+    device: str = "cpu",
     print_after: str | None = None,
     stop_after: str | None = None,
     explain: str | None = None,
@@ -68,6 +69,7 @@ def main(
         kv_cache_dtype: As for compile.
         max_model_len: As for compile.
         prefill_chunk: As for compile.
+        device: As for compile: onnx and ascend:SOC have passes of their own.
         print_after: Print the program as it is after this pass.
         stop_after: Run the passes up to this one.
         explain: Say what this pass does, and what it changed in MODEL.
@@ -100,7 +102,8 @@ def main(
     request = request_of(
         model, method=method, drafter=drafter, num_speculative_tokens=num_speculative_tokens,
         draft_layers=draft_layers, depths=depths, drafter_options=drafter_options,
-        calibration=calibration, device="cpu", backend="inductor", isa="native",
+        calibration=calibration, device=device, backend="inductor", isa="native", opset=0,
+        graph_dtype="f32",
         quant=quant, quant_rounding=quant_rounding, kv_cache_dtype=kv_cache_dtype,
         draft_vocab_size=draft_vocab_size,
         max_model_len=max_model_len, prefill_chunk=prefill_chunk, output=Path("unused"),

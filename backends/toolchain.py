@@ -100,6 +100,21 @@ class Toolchain:
         flags = ("-O1", self.march, f"-I{sources.INCLUDE}", f"-I{sources.CPP / 'model'}")
         return Object(leaf_table(leaves, self.isa), "leaves", flags)
 
+    def graphs(self, table: str) -> list[Object]:
+        """What stands for leaves where a host program runs them: the generated `table` of graphs, and the border."""
+        folder = sources.CPP / "graphs"
+        flags = (
+            "-O1",
+            self.march,
+            f"-I{sources.INCLUDE}",
+            f"-I{sources.CPP / 'model'}",
+            f"-I{folder}",
+        )
+        return [
+            Object((folder / "graphs.cpp").read_text(), "graphs", flags),
+            Object(table, "graph_table", flags),
+        ]
+
     def engine(self) -> list[Object]:
         """libspecc: engine, tokenizer and C ABI, for any x86-64."""
         flags = ("-O2", "-fno-math-errno", f"-I{sources.INCLUDE}", f"-I{sources.CPP}",

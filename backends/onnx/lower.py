@@ -1,0 +1,213 @@
+"""A program -> ONNX models, a library that plays rounds around them, and what CANN makes of them."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import ClassVar
+
+import onnx
+
+from specc.backends.base import Device, Lowered, Progress
+from specc.backends.onnx import ascend
+from specc.backends.onnx import lowerings as _lowerings
+from specc.backends.onnx.atc import Job
+from specc.backends.onnx.emitter import Emitter, write_model
+from specc.backends.onnx.store import WeightFiles
+from specc.backends.onnx.table import DEFAULT_OPSET
+from specc.backends.plan import Plan, plans_of
+from specc.backends.toolchain import Toolchain
+from specc.cann import find_cann
+from specc.errors import BackendError
+from specc.ir import Function, Role, SpeculativeProgram, WeightStore
+from specc.ir.graphs import results_of, type_of, weight_name
+from specc.ir.types import TensorType
+from specc.runtime import sources
+
+FOLDER = "graphs"
+"""Where an artifact has its models and their weights."""
+
+_NUMBERS = {
+    "u8": 0,
+    "i8": 1,
+    "i32": 3,
+    "i64": 4,
+    "f16": 5,
+    "f32": 6,
+    "f64": 7,
+    "bool": 11,
+    "bf16": 15,
+}
+"""SPECC_U8 and so on, of specc_model.h."""
+
+assert _lowerings  # registers what operations become
+
+
+class OnnxBackend:
+    """Whole graphs as ONNX models; the engine on the CPU plays rounds and hands each graph to whoever runs it."""
+
+    name: ClassVar[str] = "onnx"
+
+    @contextmanager
+    def ahead(self, device: Device) -> Iterator[None]:
+        """Compile kernels and engine while the model is imported."""
+        chain = Toolchain(device.isa)
+        with chain.at_work(cores=1) as start:
+            start([*chain.kernels(), *chain.engine()])
+            yield
+
+    def lower(
+        self, program: SpeculativeProgram, into: Path, device: Device, progress: Progress
+    ) -> Lowered:
+        """Write graphs/*.onnx, graphs/weight_*, model.so and libspecc.
+
+        Raises BackendError: SPECC-E0421 for an operation that has no form in CANN's table of operators, with its layer;
+        E0422 to E0425 for models and programs that are not legal.
+        """
+        graphs = graphs_of(program)
+        (into / FOLDER).mkdir()
+        weights = WeightFiles(program.weights, into / FOLDER)
+        opset = device.opset or DEFAULT_OPSET
+        described: dict[str, dict[str, object]] = {}
+        jobs = []
+        with progress.phase(f"write {len(graphs)} ONNX models, opset {opset}"):
+            for leaf, bound in graphs:
+                model = Emitter(leaf, opset, weights).model(bound)
+                file = f"{FOLDER}/{leaf.name}.onnx"
+                write_model(model, into / file)
+                described[leaf.name] = {
+                    "file": file, "operators": sorted({n.op_type for n in model.graph.node}),
+                }  # fmt: skip
+                names = tuple(n.name for n in model.graph.node)
+                jobs.append(Job(leaf.name, file, _io(leaf, bound), names))
+        files = [str(d["file"]) for d in described.values()] + [
+            f"{FOLDER}/{f}" for f in weights.files
+        ]
+        with progress.phase(f"compile for {device.isa}"):
+            files += _link(graphs, into, device.isa)
+        facts: dict[str, object] = {
+            "format": "onnx", "opset": opset, "functions": described, "state": "onnx-only",
+            "verified_on_npu": False,
+        }  # fmt: skip
+        if any(
+            program.weights[w].type.dtype == "f16" for _, bound in graphs for w in bound.values()
+        ):
+            facts["dtype"] = "f16"
+        if device.graphs.startswith("ascend:"):
+            files += _ascend(device.graphs.partition(":")[2], jobs, facts, into, progress)
+        taken = {leaf.name: [n.name not in bound for n in leaf.inputs] for leaf, bound in graphs}
+        return Lowered(
+            tuple(files),
+            {n: _bare(p, taken) for n, p in plans_of(program).items()},
+            WeightStore(),
+            {"onnx": onnx.__version__},
+            graphs=facts,
+        )
+
+
+def _ascend(
+    soc: str, jobs: list[Job], facts: dict[str, object], into: Path, progress: Progress
+) -> list[str]:
+    """Add what CANN makes to the artifact and to `facts`, or the script to do so; returns what was written."""
+    facts["soc"] = soc
+    files = [ascend.write_script(jobs, soc, into)]
+    cann = find_cann()
+    if cann is None:
+        return files
+    progress.note(f"{cann}; specc has not verified what it makes on any NPU")
+    made = ascend.compile_all(cann, jobs, soc, into, progress)
+    facts |= {"state": "om", "cann": cann.version, "om": made}
+    folder = into / ascend.OUTPUT
+    return files + [str(p.relative_to(into)) for p in sorted(folder.rglob("*")) if p.is_file()]
+
+
+def graphs_of(program: SpeculativeProgram) -> list[tuple[Function, Mapping[str, str]]]:
+    """Each leaf, and which of its inputs are which weights."""
+    bound: dict[str, dict[str, str]] = {}
+    for call, given, taken in program.leaf_arguments():
+        weights = bound.setdefault(str(call.target), {})
+        name = weight_name(given)
+        if name is not None and weights.setdefault(taken.name, name) != name:
+            raise BackendError(
+                "SPECC-E0425", f"{call.target} is called with several weights", where=taken.name,
+                expected="the pipeline's phase for graphs", cure="report this as a bug",
+            )  # fmt: skip
+    leaves = [f for f in program.functions.values() if f.role is Role.LEAF]
+    for leaf in leaves:
+        if any("T" in type_of(n).shape for n in leaf.inputs):
+            raise BackendError(
+                "SPECC-E0425", f"{leaf.name} has T rows", expected="the pipeline's phase for graphs",
+                cure="report this as a bug",
+            )  # fmt: skip
+    return [(leaf, bound.get(leaf.name, {})) for leaf in leaves]
+
+
+def _io(leaf: Function, bound: Mapping[str, str]) -> dict[str, list[int]]:
+    return {n.name: list(type_of(n).at()) for n in leaf.inputs if n.name not in bound}
+
+
+def _bare(plan: Plan, taken: Mapping[str, list[bool]]) -> Plan:
+    """The plan without the weights that graphs have in themselves."""
+    return replace(
+        plan,
+        instructions=tuple(
+            replace(
+                i, inputs=tuple(ref for ref, wanted in zip(i.inputs, taken[i.entry], strict=True) if wanted)
+            )
+            if i.entry in taken
+            else i
+            for i in plan.instructions
+        ),
+    )  # fmt: skip
+
+
+def _link(graphs: list[tuple[Function, Mapping[str, str]]], into: Path, isa: str) -> list[str]:
+    """model.so and libspecc.so; returns what was written."""
+    chain = Toolchain(isa)
+    with chain.at_work() as start:
+        model = start([*chain.kernels(), *chain.graphs(graph_table(graphs, isa))])
+        engine = start(chain.engine())
+        model_objects, engine_objects = ([f.result() for f in part] for part in (model, engine))
+    (into / "lib").mkdir(exist_ok=True)
+    (into / "include").mkdir(exist_ok=True)
+    chain.link(model_objects, into / "model.so", exports="specc_model_*")
+    chain.link(engine_objects, into / "lib/libspecc.so", exports="specc_*")
+    shutil.copy(sources.INCLUDE / "specc.h", into / "include/specc.h")
+    return ["model.so", "lib/libspecc.so", "include/specc.h"]
+
+
+def graph_table(graphs: list[tuple[Function, Mapping[str, str]]], isa: str) -> str:
+    """The C++ file that lists graphs and, as leaves, what calls them."""
+    values, rows, leaves = [], [], []
+    for number, (leaf, bound) in enumerate(graphs):
+        inputs = [type_of(n) for n in leaf.inputs if n.name not in bound]
+        outputs = [type_of(n) for n in results_of(leaf.graph)]
+        for side, types in (("in", inputs), ("out", outputs)):
+            listed = ", ".join(map(_value, types)) or "{}"
+            values.append(f"const specc_graph_value {side}{number}[] = {{{listed}}};")
+        rows.append(
+            f'    {{"{leaf.name}", {len(inputs)}, {len(outputs)}, in{number}, out{number}}},'
+        )
+        leaves.append(
+            f'    {{"{leaf.name}", create,\n'
+            f"     [](void*, specc_tensor** in, int n, specc_tensor** out, int m) -> int32_t {{\n"
+            f"       return specc::run_graph({number}, in, n, out, m); }}, told}},"
+        )
+    return (
+        '#include "graphs.h"\n#include "leaf_table.h"\nnamespace {\n'
+        + "\n".join(values)
+        + "\nint32_t create(void** container) { *container = container; return 0; }\n"
+        + 'const char* told() { return ""; }\n}\n'
+        + "const specc_graph specc_graphs[] = {\n" + "\n".join(rows)
+        + f"\n}};\nconst int specc_graph_count = {len(rows)};\n"
+        + "const specc_leaf specc_leaves[] = {\n" + "\n".join(leaves)
+        + f'\n}};\nconst int specc_leaf_count = {len(rows)};\nconst char specc_isa[] = "{isa}";\n'
+    )  # fmt: skip
+
+
+def _value(type_: TensorType) -> str:
+    shape = type_.at()
+    return f"{{{_NUMBERS[type_.dtype]}, {len(shape)}, {{{', '.join(map(str, shape))}}}}}"

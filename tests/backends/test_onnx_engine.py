@@ -1,0 +1,167 @@
+"""Artifacts of graphs under the C++ engine: transformers' tokens, with and without a (fake) CANN."""
+
+from __future__ import annotations
+
+import gc
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from specc.cli import main
+from specc.errors import ArtifactError, SpeccError
+from specc.runtime import Artifact, Manifest
+from tests.backends.test_atc import GOOD, fake
+from tests.conftest import compiled
+
+PROMPT = [7, 21, 40, 7, 21, 99, 150, 7, 21]
+NEW = 24
+
+
+@pytest.fixture(scope="module")
+def wanted(tiny_model: Path) -> list[int]:
+    """Greedy continuation by transformers' generate."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    model.generation_config.eos_token_id = None
+    ids = torch.tensor([PROMPT])
+    output = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=NEW,
+        do_sample=False,
+        pad_token_id=0,
+    )
+    return output[0, len(PROMPT) :].tolist()
+
+
+@pytest.fixture(scope="module")
+def without_cann(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """For Ascend, by the command, where there is no CANN."""
+    path = tmp_path_factory.mktemp("onnx") / "ngram.specc"
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME"):
+            patch.delenv(name, raising=False)
+        words = [
+            "compile",
+            str(tiny_model),
+            "--method",
+            "ngram",
+            "--num-speculative-tokens",
+            "2,4",
+            "-o",
+            str(path),
+        ]
+        assert (
+            main(
+                [*words, "--isa", "avx2", "--device", "ascend:Ascend910B3", "--prefill-chunk", "4"]
+            )
+            == 3
+        )
+    return path
+
+
+@pytest.fixture(scope="module")
+def with_fake_cann(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("cann")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ASCEND_HOME_PATH", str(fake(folder, GOOD).home))
+        return compiled(
+            tiny_model,
+            folder / "draft.specc",
+            "draft_model",
+            drafter=str(tiny_model),
+            device="ascend:Ascend910B3",
+        )
+
+
+def test_same_tokens_as_transformers(without_cann: Path, wanted: list[int]) -> None:
+    with Artifact.load(without_cann) as engine:
+        for k in (0, 2, 4, -1):
+            found = engine.generate(
+                PROMPT, max_tokens=NEW, num_speculative_tokens=k, ignore_eos=True
+            )
+            assert list(found.token_ids) == wanted, k
+
+
+def test_a_drafter_that_is_the_target_is_always_right(
+    with_fake_cann: Path, wanted: list[int]
+) -> None:
+    with Artifact.load(with_fake_cann) as engine:
+        found = engine.generate(PROMPT, max_tokens=NEW, num_speculative_tokens=4, ignore_eos=True)
+        assert list(found.token_ids) == wanted
+        assert found.stats.accepted_tokens == found.stats.draft_tokens > 0
+
+
+def test_the_manifest_says_what_was_seen(without_cann: Path, with_fake_cann: Path) -> None:
+    graphs = Manifest.read(without_cann).graphs
+    assert graphs is not None
+    assert (graphs.opset, graphs.state, graphs.verified_on_npu) == (15, "onnx-only", False)
+    assert (without_cann / "build_om.sh").stat().st_mode & 0o111
+    manifest = Manifest.read(with_fake_cann)
+    assert manifest.graphs is not None
+    assert (manifest.graphs.state, manifest.graphs.verified_on_npu) == ("om", False)
+    assert manifest.raw["graphs"]["cann"] == "8.5.0"
+    assert set(manifest.raw["graphs"]["om"].values()) <= set(manifest.files)
+    assert not manifest.lossless, "onnxruntime may sum one row in another order than several"
+
+
+def test_who_may_still_call_keeps_what_runs_graphs(without_cann: Path, wanted: list[int]) -> None:
+    first, second = Artifact.load(without_cann), Artifact.load(without_cann)
+    session = second.session()
+    session.configure(max_tokens=4, ignore_eos=True)
+    for engine in (first, second):
+        engine.close()
+    del first, second, engine
+    gc.collect()
+    session.append(PROMPT)
+    assert list(session.iterate()) == wanted[:4]
+    session.close()
+
+
+def test_a_model_of_another_shape_is_an_error(without_cann: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy.specc"
+    shutil.copytree(without_cann, copy)
+    model = copy / "graphs/verify_0.graph.onnx"
+    shutil.copy(copy / "graphs/verify_2.graph.onnx", model)
+    manifest = json.loads((copy / "manifest.json").read_text())
+    manifest["files"]["graphs/verify_0.graph.onnx"]["bytes"] = model.stat().st_size
+    (copy / "manifest.json").write_text(json.dumps(manifest))
+    told = r"(?s)SPECC-E0609.*the model takes 24 bytes where the engine has 8"
+    with Artifact.load(copy) as engine, pytest.raises(SpeccError, match=told):
+        engine.generate(PROMPT, max_tokens=2, num_speculative_tokens=0)
+
+
+def test_without_onnxruntime(without_cann: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(ArtifactError, match="SPECC-E0509"):
+        Artifact.load(without_cann)
+
+
+WRONG = [
+    ("--device ascend:Ascend910B", "E0103"),
+    ("--device ascend", "E0103"),
+    ("--device ascend:910B3", "E0103"),
+    ("--device npu", "E0113"),
+    ("--device onnx:1", "E0113"),
+    ("--device onnx --opset 19", "E0103"),
+    ("--opset 15", "E0104"),
+    ("--graph-dtype f16", "E0104"),
+    ("--device onnx --quant int8", "E0104"),
+    ("--device onnx --method dflash", "E0104"),
+    ("--device onnx --kv-cache-dtype bf16", "E0104"),
+    ("--device onnx --backend reference", "E0104"),
+]
+
+
+@pytest.mark.parametrize(("flags", "code"), WRONG)
+def test_wrong_flags(
+    flags: str, code: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    method = [] if "--method" in flags else ["--method", "ngram"]
+    assert main(["compile", "m", *method, *flags.split(), "-o", str(tmp_path / "a")]) == 2
+    assert f"SPECC-{code}" in capsys.readouterr().err

@@ -1,0 +1,57 @@
+"""Where Huawei's CANN is, and which. Reads files alone: for `doctor`, and for who runs its compiler, atc."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+_HOMES = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME")
+"""What CANN's set_env.sh sets, from 8.5 on and before."""
+
+_VERSIONS = (
+    "compiler/version.info",
+    "version.info",
+    "toolkit/version.info",
+    "ascend_toolkit_install.info",
+)
+
+
+@dataclass(frozen=True)
+class Cann:
+    """An installed toolkit. `version` is empty where no file says it."""
+
+    atc: Path
+    home: Path | None
+    version: str
+
+    def __str__(self) -> str:
+        return f"CANN {self.version or 'of unknown version'}, {self.atc}"
+
+
+def find_cann(environment: Mapping[str, str] | None = None) -> Cann | None:
+    """The toolkit that this environment points to: by its own variables, else by `atc` on PATH."""
+    env = os.environ if environment is None else environment
+    for name in _HOMES:
+        if home := env.get(name):
+            atc = Path(home) / "bin" / "atc"
+            if os.access(atc, os.X_OK):
+                return Cann(atc, Path(home), _version(Path(home)))
+    if found := shutil.which("atc", path=env.get("PATH", "")):
+        home_of = Path(found).resolve().parent.parent
+        return Cann(Path(found), home_of, _version(home_of))
+    return None
+
+
+def _version(home: Path) -> str:
+    for name in _VERSIONS:
+        try:
+            text = (home / name).read_text(errors="replace")
+        except OSError:
+            continue
+        if found := re.search(r"^\s*version\s*=\s*([\w.+-]+)", text, re.IGNORECASE | re.MULTILINE):
+            return found[1]
+    return ""
