@@ -6,17 +6,17 @@ import ctypes as c
 import hashlib
 import platform
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Protocol, Self
 
 from specc.errors import ArtifactError, RequestError
 from specc.runtime import native
 from specc.runtime.graphs import GraphRunner, require_onnxruntime, runner_for
 from specc.runtime.manifest import Manifest
-from specc.runtime.session import ADAPTIVE, Session
+from specc.runtime.session import ADAPTIVE, Option, Session
 from specc.runtime.stats import Stats
 
 LIBRARY = "lib/libspecc.so"
@@ -134,15 +134,20 @@ class Artifact:
         draft_depth: int = ADAPTIVE,
         ignore_eos: bool = False,
         stop_token_ids: Sequence[int] = (),
+        options: Mapping[str, Option] = MappingProxyType({}),
         on_token: Callable[[int], None] | None = None,
     ) -> Generation:
-        """Continue `prompt_ids`; `on_token` sees each new token as soon as it is committed."""
+        """Continue `prompt_ids`; `on_token` sees each new token as soon as it is committed.
+
+        `options`: others by their names in specc.h.
+        """
         with self.session() as session:
             session.configure(
                 max_tokens=max_tokens, temperature=temperature, seed=seed, ignore_eos=ignore_eos,
                 num_speculative_tokens=num_speculative_tokens, draft_depth=draft_depth,
             )  # fmt: skip
             session.set_stop_tokens(stop_token_ids)
+            session.configure(**options)
             session.append(prompt_ids)
             new = []
             for token in session.iterate():

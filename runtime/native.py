@@ -11,14 +11,19 @@ from pathlib import Path
 
 from specc.errors import ArtifactError, RequestError, SpeccError
 
-INTERFACE_VERSION = 1
+INTERFACE_VERSION = 2
 """SPECC_INTERFACE_VERSION of the header that this binding was written for."""
 
 OK, DONE, CANCELLED, INVALID, ARTIFACT, MEMORY, RUNTIME = range(7)
 """specc_result."""
 
 Ids = c.POINTER(c.c_int64)
+Floats = c.POINTER(c.c_float)
 DrafterFunction = c.CFUNCTYPE(c.c_size_t, c.c_void_p, Ids, c.c_size_t, c.c_size_t, Ids)
+
+MaskFunction = c.CFUNCTYPE(
+    c.c_size_t, c.c_void_p, Ids, c.c_size_t, c.c_size_t, Ids, c.c_size_t, c.c_void_p, c.c_size_t
+)
 
 _ID_LIST = [c.c_void_p, Ids, c.c_size_t]
 _DOUBLES = [c.POINTER(c.c_double)] * 3
@@ -44,6 +49,13 @@ _PROTOTYPES: dict[str, tuple[object, list[object]]] = {
     "specc_session_close": (None, [c.c_void_p]),
     "specc_session_set_int": (c.c_int, [c.c_void_p, c.c_char_p, c.c_int64]),
     "specc_session_set_float": (c.c_int, [c.c_void_p, c.c_char_p, c.c_double]),
+    "specc_session_set_text": (c.c_int, [c.c_void_p, c.c_char_p, c.c_char_p]),
+    "specc_session_set_ids": (c.c_int, [c.c_void_p, c.c_char_p, Ids, c.c_size_t]),
+    "specc_session_set_logit_bias": (c.c_int, [c.c_void_p, Ids, Floats, c.c_size_t]),
+    "specc_session_set_mask": (c.c_int, [c.c_void_p, MaskFunction, c.c_void_p]),
+    "specc_session_logprobs": (
+        c.c_int, [c.c_void_p, Floats, Ids, Floats, c.c_size_t, c.POINTER(c.c_size_t)],
+    ),
     "specc_session_set_stop_tokens": (c.c_int, _ID_LIST),
     "specc_session_set_drafter": (c.c_int, [c.c_void_p, DrafterFunction, c.c_void_p]),
     "specc_session_append": (c.c_int, _ID_LIST),

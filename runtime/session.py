@@ -5,9 +5,10 @@ from __future__ import annotations
 import ctypes as c
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from specc.errors import RequestError
 from specc.runtime import native
@@ -20,10 +21,37 @@ ADAPTIVE = -1
 Drafter = Callable[[list[int], int], Sequence[int]]
 """(committed ids, k) -> at most k ids that may follow."""
 
+Option = int | float | bool | str | Sequence[int] | Mapping[int, float]
+"""A value of an option of specc.h: a number, a word, token ids, or a bias by token id."""
+
+
+class TokenMask(Protocol):
+    """What lets a token follow, a grammar for one."""
+
+    def __call__(self, new: list[int], drafts: list[int], rows: list[memoryview[int]]) -> int:
+        """How many of `drafts` may follow the `new` tokens of the text, one after the other.
+
+        `rows`, one more than drafts, are bytes, all ones: bit v of row r (little-endian, by words of 32 bits)
+        lets token v follow the first r drafts. Rows up to the answer must be filled in.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Logprobs:
+    """Natural logarithms of probabilities: of a token, and of the best ones by id, best first."""
+
+    token: float
+    top: tuple[tuple[int, float], ...]
+
+
 _COUNTS = (
     "rounds", "drafts", "draft_tokens", "accepted_tokens", "new_tokens", "prefill_tokens",
-    "k_current", "depth_current",
+    "k_current", "depth_current", "cut_mismatch", "cut_grammar", "cut_stop", "cut_length",
 )  # fmt: skip
+_FLOATS = frozenset((
+    "frequency_penalty", "min_p", "presence_penalty", "repetition_penalty", "temperature", "top_p",
+))  # fmt: skip
 _NUMBERS = ("prefill_s", "decode_s", "draft_s", "round_s", "acceptance_ewma")
 
 
@@ -42,6 +70,7 @@ class Session:
         self._tokens: list[int] = []
         self._cancelled = False
         self._callback: Any = None  # ctypes would let it be collected under C's feet
+        self._mask_callback: Any = None
         self._callback_error: BaseException | None = None
 
     @property
@@ -49,16 +78,33 @@ class Session:
         """The committed text: prompts, and what `next` returned."""
         return tuple(self._tokens)
 
-    def configure(self, **options: int | float | bool) -> None:
-        """Set options by their names in specc.h: max_tokens, ignore_eos, seed, ..."""
+    def configure(self, **options: Option) -> None:
+        """Set options by their names in specc.h: max_tokens, ignore_eos, seed, logit_bias, ..."""
         for name, value in options.items():
             self.set(name, value)
 
-    def set(self, name: str, value: int | float | bool) -> None:
+    def set(self, name: str, value: Option) -> None:
         """Set one option; raises RequestError SPECC-E0601 if it is unknown or out of range."""
-        encoded = name.encode()
-        if name == "temperature":
-            self._check(self._library.specc_session_set_float(self._open(), encoded, float(value)))
+        encoded, library = name.encode(), self._library
+        if isinstance(value, str):
+            self._check(library.specc_session_set_text(self._open(), encoded, value.encode()))
+            return
+        if isinstance(value, Mapping):
+            if name != "logit_bias":
+                raise RequestError(
+                    "SPECC-E0601", "there is no such option", expected="logit_bias", found=name,
+                    cure="give numbers by token id to logit_bias alone",
+                )  # fmt: skip
+            ids = native.id_array(value.keys(), len(value))
+            bias = (c.c_float * len(value))(*value.values())
+            self._check(library.specc_session_set_logit_bias(self._open(), ids, bias, len(value)))
+            return
+        if isinstance(value, Sequence):
+            ids = native.id_array(value, len(value))
+            self._check(library.specc_session_set_ids(self._open(), encoded, ids, len(value)))
+            return
+        if name in _FLOATS:
+            self._check(library.specc_session_set_float(self._open(), encoded, float(value)))
             return
         number = int(value)
         if number != value or not -(1 << 63) <= number < 1 << 63:
@@ -66,12 +112,36 @@ class Session:
                 "SPECC-E0601", "an option is out of range", where=name,
                 expected="a whole number of 64 bits", found=str(value), cure="choose another value",
             )  # fmt: skip
-        self._check(self._library.specc_session_set_int(self._open(), encoded, number))
+        self._check(library.specc_session_set_int(self._open(), encoded, number))
 
     def set_stop_tokens(self, ids: Sequence[int]) -> None:
         """Ids that end generation and are not returned."""
-        array = native.id_array(ids, len(ids))
-        self._check(self._library.specc_session_set_stop_tokens(self._open(), array, len(ids)))
+        self.set("stop_token_ids", ids)
+
+    def set_mask(self, mask: TokenMask | None) -> None:
+        """Let `mask` say in every row what may follow; None lets everything.
+
+        What it raises, `next` raises.
+        """
+
+        def call(
+            _user: object, committed: Any, prompt: int, count: int, drafts: Any, n: int,
+            words: int, width: int,
+        ) -> int:  # fmt: skip
+            try:
+                assert mask is not None
+                block = memoryview((c.c_uint8 * ((n + 1) * width * 4)).from_address(words)).cast(
+                    "B"
+                )
+                rows = [block[r * width * 4 : (r + 1) * width * 4] for r in range(n + 1)]
+                return mask(committed[prompt:count], drafts[:n], rows)
+            except BaseException as error:
+                self._callback_error = error
+                return n + 1  # which the engine refuses
+
+        wrapped = native.MaskFunction(call) if mask is not None else native.MaskFunction()
+        self._check(self._library.specc_session_set_mask(self._open(), wrapped, None))
+        self._mask_callback = wrapped
 
     def set_drafter(self, drafter: Drafter | None) -> None:
         """Draft with `drafter` in place of the artifact's own; None gives that back.
@@ -114,6 +184,15 @@ class Session:
             raise error
         self._check(result)
         return token.value if result == native.OK else None
+
+    def logprobs(self) -> Logprobs:
+        """Of the token that `next` returned last, with the option `logprobs`; else RequestError (SPECC-E0607)."""
+        token, count = c.c_float(), c.c_size_t()
+        call = self._library.specc_session_logprobs
+        self._check(call(self._open(), c.byref(token), None, None, 0, c.byref(count)))
+        ids, best = (c.c_int64 * count.value)(), (c.c_float * count.value)()
+        self._check(call(self._open(), c.byref(token), ids, best, count.value, c.byref(count)))
+        return Logprobs(token.value, tuple(zip(ids, best, strict=True)))
 
     def iterate(self) -> Iterator[int]:
         """Tokens until the end."""

@@ -36,7 +36,10 @@ class LengthStats:
 
 @dataclass(frozen=True)
 class Stats:
-    """Counts and seconds since the last append. `drafts` are rounds that drafted."""
+    """Counts and seconds since the last append. `drafts` are rounds that drafted.
+
+    `cut_...`: rounds that lost drafts, by what came first: another choice of the target, a grammar, a stop, a cap.
+    """
 
     rounds: int
     drafts: int
@@ -53,6 +56,10 @@ class Stats:
     acceptance_ewma: float
     by_position: tuple[PositionStats, ...]
     per_k: tuple[LengthStats, ...]
+    cut_mismatch: int = 0
+    cut_grammar: int = 0
+    cut_stop: int = 0
+    cut_length: int = 0
 
     @property
     def tokens_per_s(self) -> float:

@@ -15,7 +15,7 @@ _TEXT, _ARTIFACT = "faults/test_text.py", "faults/test_artifact.py"
 _KERNELS, _PYTHON = "runtime/test_kernels.py", "runtime/test_python.py"
 _INDUCTOR, _FAMILIES = "backends/test_inductor.py", "ir/importers/test_families.py"
 _DRAFTERS = "ir/importers/drafters"
-_OPTIONS = f"{_ARTIFACT}::test_b22_b24_b26_b32_what_is_not_built_is_refused_by_name"
+_PROCESSORS = "faults/test_processors.py"
 
 COVERED: dict[str, tuple[str, ...]] = {
     "B02": (f"{_TEXT}::test_b02_max_tokens_cuts_a_block", f"{_PYTHON}::test_max_tokens_is_exact"),
@@ -33,12 +33,13 @@ COVERED: dict[str, tuple[str, ...]] = {
             f"{_KERNELS}::test_tokens_do_not_depend_on_drafts",
             "ir/test_dialect.py::test_noise_comes_from_distinct_hash_inputs",
             f"{_INDUCTOR}::test_sampled_tokens_do_not_depend_on_speculation"),
-    # Refused by name; the options themselves come with issue 5.
-    "B22": (_OPTIONS,),
-    "B24": (_OPTIONS,),
-    "B26": (_OPTIONS,),
+    "B22": (f"{_PROCESSORS}::test_one_best_token_is_greedy",
+            f"{_PROCESSORS}::test_any_options_say_the_same_with_every_k"),
+    "B24": (f"{_PROCESSORS}::test_greedy_is_transformers_with_the_formulas",),
+    "B26": (f"{_PROCESSORS}::test_logprobs_are_those_of_transformers",
+            f"{_PROCESSORS}::test_and_with_drafts_that_are_right_by_half"),
     "B30": (f"{_TEXT}::test_b30_short_matches_change_nothing",),
-    "B32": (_OPTIONS,),
+    "B32": (f"{_ARTIFACT}::test_b32_what_is_not_built_is_refused_by_name",),
     "B34": (f"{_ARTIFACT}::test_b34_bench_says_where_time_goes_and_what_breaks_even",
             "tools/test_measurement.py::test_the_verdict_is_plain"),
     "B38": (f"{_ARTIFACT}::test_b38_a_draft_of_few_layers_is_measured_before_it_is_sold",),

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, NoReturn, Self
 
 from specc.backends.reference.executor import ReferenceArtifact
 from specc.errors import ArtifactError, RequestError
-from specc.runtime import ADAPTIVE, Generation, Manifest, Stats
+from specc.runtime import ADAPTIVE, Generation, Manifest, Option, Stats
 
 _TOKENIZER = "tokenizer/tokenizer.json"
 
@@ -44,9 +44,18 @@ class ReferenceEngine:
     def generate(
         self, prompt_ids: Sequence[int], *, max_tokens: int = 128, temperature: float = 0.0,
         seed: int = 0, num_speculative_tokens: int = ADAPTIVE, draft_depth: int = ADAPTIVE,
-        ignore_eos: bool = False, on_token: Callable[[int], None] | None = None,
+        ignore_eos: bool = False, options: Mapping[str, Option] = MappingProxyType({}),
+        on_token: Callable[[int], None] | None = None,
     ) -> Generation:  # fmt: skip
-        """Continue `prompt_ids`; statistics hold counts of tokens and the time, nothing by round."""
+        """Continue `prompt_ids`; statistics hold counts of tokens and the time, nothing by round.
+
+        Raises RequestError (SPECC-E0601) for `options`: the rounds know temperature and seed alone.
+        """
+        if options:
+            raise RequestError(
+                "SPECC-E0601", "a reference artifact knows temperature and seed alone",
+                where=", ".join(options), cure="leave it out, or compile with --backend inductor",
+            )  # fmt: skip
         depths = self.manifest.drafter.depths
         k = (
             self.manifest.num_speculative_tokens[-1]

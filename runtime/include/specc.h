@@ -18,7 +18,7 @@ extern "C" {
 #define SPECC_API __attribute__((visibility("default")))
 #endif
 
-#define SPECC_INTERFACE_VERSION 1
+#define SPECC_INTERFACE_VERSION 2
 
 typedef struct specc_artifact specc_artifact;
 typedef struct specc_session specc_session;
@@ -69,14 +69,39 @@ SPECC_API void specc_session_close(specc_session*);
  *   max_tokens              int    >= 0, new tokens (default 128)
  *   ignore_eos              int    0|1
  *   num_speculative_tokens  int    -1 adaptive (default), or one of the artifact's K
+ *   draft_depth             int    -1 adaptive (default), or one of the artifact's depths
  *   seed                    int    noise of sampling (default 0)
  *   temperature             float  >= 0; 0 is greedy (default)
- *   draft_depth             int    -1 adaptive (default), or one of the artifact's depths */
+ * The rest change which tokens are chosen, with the formulas of vLLM, in each row of a round as in plain decoding: the
+ * tokens are the same with any K. Rounds then come in pieces, since the choice is made outside of compiled functions.
+ *   top_k                   int    0 takes all (default)
+ *   top_p, min_p            float  1 and 0 take all (default)
+ *   repetition_penalty      float  > 0, of tokens in prompt or output (default 1)
+ *   frequency_penalty, presence_penalty  float, of tokens in the output (default 0)
+ *   min_tokens              int    new tokens before which neither EOS nor stop tokens are chosen (default 0)
+ *   logprobs                int    -1 none (default); n: those of the token and of the n best, see specc_session_logprobs
+ *   acceptance_rule         text   "match" (default): drafts that are the target's own choice; "rejection" or "block"
+ *                                  keep more at temperatures above 0, and have its law, but not the tokens of a seed
+ *   stop_token_ids          ids    see below
+ *   banned_token_ids        ids    never chosen
+ * What an artifact of an earlier version cannot do is refused (SPECC-E0601). */
 SPECC_API specc_result specc_session_set_int(specc_session*, const char* name, int64_t value);
 SPECC_API specc_result specc_session_set_float(specc_session*, const char* name, double value);
-/* Extra token ids that end generation (finish reason "stop"). Such a token is neither returned nor committed, and ends
- * generation even with ignore_eos; the model's own EOS is returned as the last token, and committed. */
+SPECC_API specc_result specc_session_set_text(specc_session*, const char* name, const char* value);
+SPECC_API specc_result specc_session_set_ids(specc_session*, const char* name, const int64_t* ids, size_t count);
+/* stop_token_ids: extra token ids that end generation (finish reason "stop"). Such a token is neither returned nor
+ * committed, and ends generation even with ignore_eos; the model's own EOS is returned as the last token, and committed. */
 SPECC_API specc_result specc_session_set_stop_tokens(specc_session*, const int64_t* ids, size_t count);
+/* Added to the logits of these tokens; replaces what was set before. */
+SPECC_API specc_result specc_session_set_logit_bias(specc_session*, const int64_t* ids, const float* bias, size_t count);
+/* A grammar's say, once a round: which tokens may follow the `count` committed ids (of which the first `prompt` were
+ * appended last or before), and each of the `n_drafts` drafts after them. Bit v % 32 of word v / 32 in row r of `mask`
+ * [n_drafts + 1, words] lets token v follow drafts[0..r); all bits are set when it is called. Returns how many leading
+ * drafts are allowed: rows up to that one are looked at. More than n_drafts is a failure (SPECC_RUNTIME). NULL for none.
+ * It must not call this session, nor free anything. */
+typedef size_t (*specc_mask_fn)(void* user, const int64_t* committed, size_t prompt, size_t count, const int64_t* drafts,
+                                size_t n_drafts, uint32_t* mask, size_t words);
+SPECC_API specc_result specc_session_set_mask(specc_session*, specc_mask_fn, void* user);
 /* A drafter of the caller: proposes up to `k` tokens that may follow the committed ids, returns how many it wrote.
  * Overrides the artifact's own drafter where that runs on the host (none, ngram, suffix). For tests and research. */
 typedef size_t (*specc_drafter_fn)(void* user, const int64_t* committed, size_t count, size_t k, int64_t* draft);
@@ -92,6 +117,11 @@ SPECC_API specc_result specc_session_rewind(specc_session*, size_t count);
 /* One committed token per call; tokens of a round are buffered. After SPECC_RUNTIME the text is as it was before the
  * round. */
 SPECC_API specc_result specc_session_next(specc_session*, int64_t* token);
+/* With the option logprobs = n: natural logarithms of the probabilities, by the model's logits alone, of the token that
+ * specc_session_next returned last, and of the n best, best first, into arrays of `capacity` (*count of them; too small
+ * is SPECC_INVALID). */
+SPECC_API specc_result specc_session_logprobs(const specc_session*, float* token, int64_t* top_ids, float* top_logprobs,
+                                              size_t capacity, size_t* count);
 /* "", "stop" (EOS or stop token), "length" (max_tokens), "context" (the artifact's max_model_len is full). Known as soon
  * as the last token was returned. */
 SPECC_API const char* specc_session_finish_reason(const specc_session*);
@@ -104,6 +134,7 @@ SPECC_API void specc_session_cancel(specc_session*);
  *   prefill_s; decode_s, of which draft_s in host drafters and round_s in round functions           (seconds)
  *   (waiting for other sessions is in decode_s alone; bringing a drafter up to the prompt is prefill; up to what was decoded without it, decoding)
  *   k_current, depth_current (of the last round, 0 without depths), acceptance_ewma
+ *   cut_mismatch, cut_grammar, cut_stop, cut_length: rounds that lost drafts, by what came first   (counts)
  * accepted_tokens counts what verification accepted, also where a stop or cap then cut the block. */
 SPECC_API specc_result specc_session_stat(const specc_session*, const char* name, double* value);
 /* Drafts that reached block position `position` (0-based), and those of them that were accepted. */

@@ -60,7 +60,7 @@ def build(shared_folder: Path) -> Path:
         if not (folder / "done").exists():
             folder.mkdir()
             compile_all(folder)
-            for kind in ("ngram", "suffix", "none", "eos", "tap", "model", "pairs"):
+            for kind in ("ngram", "suffix", "none", "eos", "tap", "model", "pairs", "whole"):
                 write_artifact(folder / "artifacts" / kind, manifest_of(kind), folder / "model.so")
             (folder / "done").touch()
     return folder
@@ -195,10 +195,8 @@ def rounds(kind: str, depths: list[int]) -> list[Json]:
         for depth in (depths if k else []) or [0]:
             name = f"{k}_d{depth}" if depth else f"{k}"
             propose = f"propose_{name}" if k and kind in STATES else None
-            played.append({
-                "function": f"round_{name}", "k": k, "depth": depth, "propose": propose,
-                "verify": f"verify_{k}",
-            })  # fmt: skip
+            pieces = {} if kind == "whole" else {"propose": propose, "verify": f"verify_{k}"}
+            played.append({"function": f"round_{name}", "k": k, "depth": depth, **pieces})
     return played
 
 
@@ -209,7 +207,7 @@ def manifest_of(kind: str) -> Json:
         "abi": 1,
         "device": {"type": "cpu", "arch": "x86_64", "isa": "x86-64"},
         "model": {
-            "vocab_size": VOCAB,
+            "vocab_size": VALID,
             "max_model_len": MAX_LEN,
             "prefill_chunk": CHUNK,
             "eos_token_ids": [3] if kind == "eos" else [],
@@ -276,7 +274,7 @@ def test_unit(build: Path, tmp_path: Path, name: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("name", ["session", "edges", "costs"])
+@pytest.mark.parametrize("name", ["session", "pieces", "edges", "costs"])
 def test_session(build: Path, artifacts: Path, name: str) -> None:
     done = run(build / "core_tests", name, artifacts)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -358,7 +356,7 @@ DAMAGE = [
     ("E0508", put("rounds/2/verify", "absent")),
     ("E0508", put("rounds/2/verify", "verify_1")),
     ("E0508", put("functions/verify_2/outputs/0/dtype", "i64")),
-    ("E0508", put("functions/verify_2/outputs/0/shape", [3, VOCAB - 1])),
+    ("E0508", put("functions/verify_2/outputs/0/shape", [3, VALID - 1])),
     ("E0508", put("functions/verify_2/inputs/0/name", "ids")),
     ("E0502", put("rounds", ...)),
     ("E0502", put("state/0/bytes", 8)),

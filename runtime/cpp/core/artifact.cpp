@@ -52,6 +52,7 @@ std::shared_ptr<Artifact> Artifact::load(const std::string& path, int32_t thread
   }
   artifact->rounds_ = RoundTable(manifest, artifact->plans_);
   artifact->round_costs_ = RoundCosts(manifest.draft_lengths.size());
+  artifact->piece_costs_ = RoundCosts(manifest.draft_lengths.size());
   return artifact;
 }
 

@@ -26,7 +26,8 @@ class Artifact {
   const std::vector<Plan>& plans() const { return plans_; }
   const Plan* plan(const std::string& name) const;
   const RoundTable& rounds() const { return rounds_; }
-  RoundCosts& round_costs() const { return round_costs_; }
+  // Of round functions, or of rounds in pieces, which cost more.
+  RoundCosts& round_costs(bool in_pieces = false) const { return in_pieces ? piece_costs_ : round_costs_; }
   specc_tensor* const* weights() const { return weights_->views(); }
 
   // A place for the tokenizer, which is loaded at first use and by code this class does not know (tokenize_api.cpp).
@@ -46,7 +47,7 @@ class Artifact {
   std::unique_ptr<WeightTable> weights_;  // after what it borrows
   std::vector<Plan> plans_;
   RoundTable rounds_;
-  mutable RoundCosts round_costs_;
+  mutable RoundCosts round_costs_, piece_costs_;
   mutable LazyTokenizer tokenizer_;
 };
 

@@ -2,6 +2,8 @@
 
 #include "specc.h"
 
+#include <algorithm>
+
 #include "handles.h"
 
 using namespace specc;
@@ -37,7 +39,16 @@ double stat(const Session& session, std::string_view name) {
   if (name == "k_current") return number(session.last_length());
   if (name == "depth_current") return number(session.last_depth());
   if (name == "acceptance_ewma") return session.acceptance_ewma();
+  if (name == "cut_mismatch") return number(stats.cut.mismatch);
+  if (name == "cut_grammar") return number(stats.cut.grammar);
+  if (name == "cut_stop") return number(stats.cut.stop);
+  if (name == "cut_length") return number(stats.cut.length);
   throw Error(Code::Option, "there is no such statistic").found(std::string(name));
+}
+
+template <class Value>
+void set_option(Session& session, const char* name, Value value) {
+  session.options().set(name, std::move(value), session.artifact().manifest());
 }
 
 // For statistics by index.
@@ -91,7 +102,7 @@ specc_result specc_session_set_int(specc_session* handle, const char* name, int6
   return guarded([&] {
     require(handle, "session");
     require(name, "name");
-    handle->session.options().set(name, value, handle->session.artifact().manifest());
+    set_option(handle->session, name, value);
     return SPECC_OK;
   });
 }
@@ -100,16 +111,68 @@ specc_result specc_session_set_float(specc_session* handle, const char* name, do
   return guarded([&] {
     require(handle, "session");
     require(name, "name");
-    handle->session.options().set(name, value);
+    set_option(handle->session, name, value);
+    return SPECC_OK;
+  });
+}
+
+specc_result specc_session_set_text(specc_session* handle, const char* name, const char* value) {
+  return guarded([&] {
+    require(handle, "session");
+    require(name, "name");
+    require(value, "value");
+    set_option(handle->session, name, std::string_view(value));
+    return SPECC_OK;
+  });
+}
+
+specc_result specc_session_set_ids(specc_session* handle, const char* name, const int64_t* ids, size_t count) {
+  return guarded([&] {
+    require(handle, "session");
+    require(name, "name");
+    if (count > 0) require(ids, "ids");
+    set_option(handle->session, name, std::vector<int64_t>(ids, ids + count));
     return SPECC_OK;
   });
 }
 
 specc_result specc_session_set_stop_tokens(specc_session* handle, const int64_t* ids, size_t count) {
+  return specc_session_set_ids(handle, "stop_token_ids", ids, count);
+}
+
+specc_result specc_session_set_logit_bias(specc_session* handle, const int64_t* ids, const float* bias, size_t count) {
   return guarded([&] {
     require(handle, "session");
     if (count > 0) require(ids, "ids");
-    handle->session.options().rules.stop.assign(ids, ids + count);
+    if (count > 0) require(bias, "bias");
+    std::vector<TokenBias> biases;
+    for (size_t i = 0; i < count; ++i) biases.push_back({ids[i], bias[i]});
+    handle->session.options().set_logit_bias(std::move(biases), handle->session.artifact().manifest());
+    return SPECC_OK;
+  });
+}
+
+specc_result specc_session_set_mask(specc_session* handle, specc_mask_fn mask, void* user) {
+  return guarded([&] {
+    require(handle, "session");
+    handle->session.set_mask(mask, user);
+    return SPECC_OK;
+  });
+}
+
+specc_result specc_session_logprobs(const specc_session* handle, float* token, int64_t* top_ids, float* top_logprobs,
+                                    size_t capacity, size_t* count) {
+  return guarded([&] {
+    require(handle, "session");
+    const Session::Logprobs found = handle->session.logprobs();
+    if (token != nullptr) *token = found.token;
+    if (count != nullptr) *count = found.count;
+    if (top_ids == nullptr && top_logprobs == nullptr) return SPECC_OK;
+    if (capacity < found.count) {
+      throw Error(Code::Option, "the logprobs do not fit").where("capacity").expected(std::to_string(found.count));
+    }
+    if (top_ids != nullptr) std::copy_n(found.top_ids, found.count, top_ids);
+    if (top_logprobs != nullptr) std::copy_n(found.top_logprobs, found.count, top_logprobs);
     return SPECC_OK;
   });
 }

@@ -25,6 +25,7 @@ specc_result result_of(Code code) noexcept {
     case Code::NotANumber:
     case Code::Drafter:
     case Code::Compute:
+    case Code::Mask:
       return SPECC_RUNTIME;
     default:
       return SPECC_ARTIFACT;

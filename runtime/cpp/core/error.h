@@ -29,6 +29,7 @@ enum class Code {
   SessionState = 607,
   Memory = 608,
   Compute = 609,
+  Mask = 610,
 };
 
 specc_result result_of(Code code) noexcept;

@@ -197,6 +197,10 @@ Json parse_manifest(const std::string& text, const std::string& source) {
 
 }  // namespace
 
+bool Manifest::in_pieces() const {
+  return std::all_of(rounds.begin(), rounds.end(), [](const RoundSpec& round) { return !round.verify.empty(); });
+}
+
 Manifest Manifest::parse(std::string text, const std::string& source) {
   Manifest manifest;
   manifest.text = std::move(text);

@@ -92,6 +92,9 @@ struct Manifest {
   uint64_t weights_bytes = 0;
   std::vector<FileSpec> files;
 
+  // Whether every round has its pieces, so that the engine may choose the tokens.
+  bool in_pieces() const;
+
   // Parses and checks. `source` is named in errors. Throws Error(NotAnArtifact, Damaged, TooNew or WrongDevice);
   // versions are checked before anything else is read, and the device before what only makes sense on it.
   static Manifest parse(std::string text, const std::string& source);

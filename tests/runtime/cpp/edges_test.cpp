@@ -50,7 +50,7 @@ void wrong_arguments(const Artifact& artifact, const Artifact& tap) {
   CHECK_FAILS(specc_session_set_int(client.get(), "draft_depth", 2), SPECC_INVALID, "SPECC-E0601");
   CHECK_FAILS(specc_session_set_float(client.get(), "temperature", -0.1), SPECC_INVALID, "SPECC-E0601");
   CHECK_FAILS(specc_session_set_float(client.get(), "temperature", NAN), SPECC_INVALID, "SPECC-E0601");
-  CHECK_FAILS(specc_session_set_float(client.get(), "top_p", 0.5), SPECC_INVALID, "SPECC-E0601");
+  CHECK_FAILS(specc_session_set_float(client.get(), "top_q", 0.5), SPECC_INVALID, "SPECC-E0601");
   double value = 0;
   CHECK_FAILS(specc_session_stat(client.get(), "speed", &value), SPECC_INVALID, "SPECC-E0601");
   CHECK_FAILS(specc_session_stat_position(client.get(), 4, &value, &value), SPECC_INVALID, "SPECC-E0601");

@@ -10,6 +10,7 @@ void sampling_test();
 void pool_test(const std::string& folder);
 void files_test(const std::string& folder);
 void session_test(const std::string& artifacts);
+void pieces_test(const std::string& artifacts);
 void costs_test(const std::string& artifacts);
 void edges_test(const std::string& artifacts);
 void replace_test(const std::string& artifact);

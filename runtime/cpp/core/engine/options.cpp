@@ -1,7 +1,6 @@
 #include "options.h"
 
 #include <algorithm>
-#include <cmath>
 #include <string>
 #include <vector>
 
@@ -18,8 +17,15 @@ namespace {
       .found(std::move(found));
 }
 
-[[noreturn]] void unknown(std::string_view name, const char* known) {
-  throw Error(Code::Option, "there is no such option").expected(known).found(std::string(name));
+[[noreturn]] void unknown(std::string_view name, std::string known) {
+  throw Error(Code::Option, "there is no such option").expected(std::move(known)).found(std::string(name));
+}
+
+template <class Table>
+std::string names(const Table& table) {
+  std::string text;
+  for (const auto& option : table) text += (text.empty() ? "" : ", ") + std::string(option.name);
+  return text;
 }
 
 size_t index_of(std::string_view name, int64_t value, const std::vector<int64_t>& choices) {
@@ -31,9 +37,62 @@ size_t index_of(std::string_view name, int64_t value, const std::vector<int64_t>
   return static_cast<size_t>(found - choices.begin());
 }
 
+struct IntOption {
+  const char* name;
+  int64_t SamplingParams::*field;
+};
+constexpr IntOption kInts[] = {
+    {"logprobs", &SamplingParams::logprobs},
+    {"min_tokens", &SamplingParams::min_tokens},
+    {"seed", &SamplingParams::seed},
+    {"top_k", &SamplingParams::top_k},
+};
+
+struct FloatOption {
+  const char* name;
+  double SamplingParams::*field;
+};
+constexpr FloatOption kFloats[] = {
+    {"frequency_penalty", &SamplingParams::frequency_penalty},
+    {"min_p", &SamplingParams::min_p},
+    {"presence_penalty", &SamplingParams::presence_penalty},
+    {"repetition_penalty", &SamplingParams::repetition_penalty},
+    {"temperature", &SamplingParams::temperature},
+    {"top_p", &SamplingParams::top_p},
+};
+
+struct RuleOption {
+  const char* name;
+  AcceptanceRule rule;
+};
+constexpr RuleOption kRules[] = {
+    {"match", AcceptanceRule::kMatch},
+    {"rejection", AcceptanceRule::kRejection},
+    {"block", AcceptanceRule::kBlock},
+};
+
 }  // namespace
 
+void require_pieces(const Manifest& manifest, std::string_view option) {
+  if (manifest.in_pieces()) return;
+  throw Error(Code::Option, "this artifact chooses tokens inside its rounds, which know temperature alone")
+      .where(std::string(option))
+      .cure("compile it again with this version of specc");
+}
+
+void Options::change(SamplingParams next, std::string_view name, const Manifest& manifest) {
+  next.check(manifest.model.vocab_size);
+  if (!next.plain()) require_pieces(manifest, name);
+  sampling = std::move(next);
+}
+
 void Options::set(std::string_view name, int64_t value, const Manifest& manifest) {
+  for (const auto& option : kInts) {
+    if (name != option.name) continue;
+    SamplingParams next = sampling;
+    next.*option.field = value;
+    return change(std::move(next), name, manifest);
+  }
   if (name == "max_tokens") {
     if (value < 0) out_of_range(name, ">= 0", std::to_string(value));
     max_tokens = static_cast<size_t>(value);
@@ -44,17 +103,48 @@ void Options::set(std::string_view name, int64_t value, const Manifest& manifest
     length_index = index_of(name, value, manifest.draft_lengths);
   } else if (name == "draft_depth") {
     depth_index = index_of(name, value, manifest.drafter.depths);
-  } else if (name == "seed") {
-    seed = value;
   } else {
-    unknown(name, "max_tokens, ignore_eos, num_speculative_tokens, draft_depth or seed");
+    unknown(name, "max_tokens, ignore_eos, num_speculative_tokens, draft_depth, " + names(kInts));
   }
 }
 
-void Options::set(std::string_view name, double value) {
-  if (name != "temperature") unknown(name, "temperature");
-  if (!std::isfinite(value) || value < 0) out_of_range(name, ">= 0", std::to_string(value));
-  temperature = value;
+void Options::set(std::string_view name, double value, const Manifest& manifest) {
+  for (const auto& option : kFloats) {
+    if (name != option.name) continue;
+    SamplingParams next = sampling;
+    next.*option.field = value;
+    return change(std::move(next), name, manifest);
+  }
+  unknown(name, names(kFloats));
+}
+
+void Options::set(std::string_view name, std::string_view value, const Manifest& manifest) {
+  if (name != "acceptance_rule") unknown(name, "acceptance_rule");
+  for (const auto& option : kRules) {
+    if (value != option.name) continue;
+    SamplingParams next = sampling;
+    next.rule = option.rule;
+    return change(std::move(next), name, manifest);
+  }
+  out_of_range(name, names(kRules), std::string(value));
+}
+
+void Options::set(std::string_view name, std::vector<int64_t> ids, const Manifest& manifest) {
+  if (name == "stop_token_ids") {
+    rules.stop = std::move(ids);
+  } else if (name == "banned_token_ids") {
+    SamplingParams next = sampling;
+    next.banned = std::move(ids);
+    change(std::move(next), name, manifest);
+  } else {
+    unknown(name, "stop_token_ids or banned_token_ids");
+  }
+}
+
+void Options::set_logit_bias(std::vector<TokenBias> bias, const Manifest& manifest) {
+  SamplingParams next = sampling;
+  next.logit_bias = std::move(bias);
+  change(std::move(next), "logit_bias", manifest);
 }
 
 }  // namespace specc

@@ -4,25 +4,35 @@
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
+#include <vector>
 
 #include "../manifest.h"
+#include "../sampling/params.h"
 #include "commit.h"
 
 namespace specc {
 
 inline constexpr size_t kAdaptive = static_cast<size_t>(-1);
 
+// Throws Error(Option) for an artifact whose rounds choose the tokens themselves.
+void require_pieces(const Manifest& manifest, std::string_view option);
+
 struct Options {
   size_t max_tokens = 128;
   size_t length_index = kAdaptive;  // into num_speculative_tokens
   size_t depth_index = kAdaptive;   // into drafter.depths
-  int64_t seed = 0;
-  double temperature = 0;
   StopRules rules;
+  SamplingParams sampling;  // but for `eos`, which are `rules`
 
-  // By name; throw Error(Option) for unknown names and values out of range.
+  // By name; throw Error(Option) for unknown names, values out of range, and what the artifact cannot do.
   void set(std::string_view name, int64_t value, const Manifest& manifest);
-  void set(std::string_view name, double value);
+  void set(std::string_view name, double value, const Manifest& manifest);
+  void set(std::string_view name, std::string_view value, const Manifest& manifest);
+  void set(std::string_view name, std::vector<int64_t> ids, const Manifest& manifest);
+  void set_logit_bias(std::vector<TokenBias> bias, const Manifest& manifest);
+
+ private:
+  void change(SamplingParams next, std::string_view name, const Manifest& manifest);
 };
 
 }  // namespace specc

@@ -46,19 +46,19 @@ bool Session::play_round() {
   } else {
     catch_up_s_ = 0;
   }
-  const auto [accepted, seconds] = execute(round);
+  const Execution done = chooses() ? execute_pieces(round) : execute(round);
   const size_t committed_before = committed_.size();
-  commit(round, accepted);
+  commit(round, done.accepted);
   last_length_index_ = length_index;
   if (round.draft_length > 0) last_depth_index_ = depth_index;
   stats_.decode_s += watch.seconds() - (stats_.prefill_s - prefill_before);
-  record(round, length_index, accepted, committed_.size() - committed_before, seconds, stats_.draft_s - draft_before);
+  record(round, length_index, done, committed_.size() - committed_before, stats_.draft_s - draft_before);
   return true;
 }
 
 size_t Session::choose_length() {
   const auto& lengths = artifact_->manifest().draft_lengths;
-  size_t index = options_.length_index == kAdaptive ? length_controller_.choose() : options_.length_index;
+  size_t index = options_.length_index == kAdaptive ? controller().choose() : options_.length_index;
   // Drafts beyond the request's cap would be thrown away: take the shortest length that still reaches it.
   const size_t wanted = room_in_request() - 1;
   while (index > 0 && static_cast<size_t>(lengths[index - 1]) >= wanted) --index;
@@ -110,8 +110,9 @@ size_t Session::fill_round(const Round& round) {
   inputs_.previous = committed_[n == 0 ? 0 : n - 1];
   inputs_.length = static_cast<int64_t>(n);
   inputs_.tap_row = n > 0 && taps_.covers(n - 1) ? static_cast<int64_t>(n - 1 - taps_.start) : 0;
-  inputs_.seed = options_.seed;
-  inputs_.temperature = options_.temperature;
+  inputs_.seed = options_.sampling.seed;
+  // Drafts that are kept by p/q are certain, so that q is 1.
+  inputs_.temperature = options_.sampling.rule == AcceptanceRule::kMatch ? options_.sampling.temperature : 0;
   taps_.rows = 0;  // overwritten by what follows, should it fail
   if (!round.extends) return 0;
   // The last row is always among them: drafts go on from it.
@@ -143,7 +144,8 @@ Session::Execution Session::execute(const Round& round) {
     throw Error(Code::Compute, "a round returned tokens out of range").where(round.plan->name);
   }
   std::copy_n(tokens, accepted + 1, round_tokens_.begin());
-  return {static_cast<size_t>(accepted), seconds};
+  sampled_ = {};
+  return {static_cast<size_t>(accepted), round.draft_length, seconds};
 }
 
 void Session::commit(const Round& round, size_t accepted) {
@@ -152,7 +154,7 @@ void Session::commit(const Round& round, size_t accepted) {
       commit_round(round_tokens_.data(), accepted + 1, options_.rules, room_in_request(), room_in_context());
   committed_.insert(committed_.end(), round_tokens_.begin(),
                     round_tokens_.begin() + static_cast<ptrdiff_t>(result.kept));
-  unread_ = result.kept;
+  unread_ = round_kept_ = result.kept;
   finish_ = result.finish;
 
   // Row r holds position n + r; it is right if its token, the root or an accepted draft, is part of the text.
@@ -168,18 +170,18 @@ void Session::commit(const Round& round, size_t accepted) {
   taps_ = {n, rows};
 }
 
-void Session::record(const Round& round, size_t length_index, size_t accepted, size_t kept, double seconds,
+void Session::record(const Round& round, size_t length_index, const Execution& done, size_t kept,
                      double draft_seconds) {
+  const size_t accepted = done.accepted;
   ++stats_.rounds;
   stats_.new_tokens += kept;
-  stats_.round_s += seconds;
+  stats_.round_s += done.seconds;
   LengthStats& length = stats_.lengths[length_index];
   ++length.rounds;
   length.tokens += kept;
-  length.seconds += seconds;
+  length.seconds += done.seconds;
   // Looking for drafts in vain says nothing of what a round without them costs.
-  length_controller_.observe(length_index, accepted, seconds + (round.draft_length > 0 ? draft_seconds : 0),
-                             catch_up_s_);
+  controller().observe(length_index, accepted, done.seconds + (round.draft_length > 0 ? draft_seconds : 0), catch_up_s_);
   if (round.draft_length == 0) return;
   ++stats_.drafts;
   stats_.draft_tokens += round.draft_length;
@@ -187,6 +189,11 @@ void Session::record(const Round& round, size_t length_index, size_t accepted, s
   for (size_t i = 0; i < round.draft_length && i <= accepted; ++i) {
     ++stats_.positions[i].drafted;
     stats_.positions[i].accepted += i < accepted;
+  }
+  if (kept < accepted) {
+    ++(finish_ == Finish::kStop ? stats_.cut.stop : stats_.cut.length);
+  } else if (accepted < round.draft_length) {
+    ++(accepted < done.allowed ? stats_.cut.mismatch : stats_.cut.grammar);
   }
   const double ratio = static_cast<double>(accepted) / static_cast<double>(round.draft_length);
   const double before = acceptance_ewma_.value_or(ratio);

@@ -34,13 +34,10 @@ class RoundTable {
   // length_index: into the manifest's num_speculative_tokens; depth_index: into drafter.depths (ignored without
   // depths).
   const Round& round(size_t length_index, size_t depth_index) const;
-  // Whether every round has its pieces, so that the engine may choose the tokens.
-  bool in_pieces() const { return in_pieces_; }
 
  private:
   const Plan* prefill_ = nullptr;
   const Plan* extend_ = nullptr;
-  bool in_pieces_ = true;
   std::vector<std::vector<Round>> rounds_;  // [length][depth], one depth where depth does not matter
 };
 

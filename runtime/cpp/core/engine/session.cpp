@@ -22,6 +22,7 @@ Session::Session(std::shared_ptr<Artifact> artifact)
       frame_(artifact_->library().api(), artifact_->weights(), state_.views()),
       stats_(longest_draft(artifact_->manifest()), artifact_->manifest().draft_lengths.size()),
       length_controller_(artifact_->manifest().draft_lengths, &artifact_->round_costs()),
+      piece_controller_(artifact_->manifest().draft_lengths, &artifact_->round_costs(true)),
       depth_controller_(artifact_->manifest().drafter.depths),
       drafter_(make_host_drafter(artifact_->manifest().drafter)),
       round_tokens_(longest_draft(artifact_->manifest()) + 1),
@@ -91,12 +92,14 @@ bool Session::append(const int64_t* ids, size_t count) {
   check_prompt(ids, count);
   const size_t before = visible();
   drop_unread();
+  chooses();  // what it allocates is not for a round to do
   const Finish finish_before = finish_;
   const auto undo = [&] {
     keep(before);
     finish_ = finish_before;
   };
   stats_.reset();
+  sampled_ = {};
   try {
     committed_.insert(committed_.end(), ids, ids + count);
     const size_t room = max_len_ - committed_.size();
@@ -130,6 +133,7 @@ void Session::rewind(size_t count) {
 void Session::keep(size_t count) {
   committed_.resize(count);
   unread_ = 0;
+  sampled_ = {};
   finish_ = Finish::kNone;
   turn_start_ = std::min(turn_start_, count);
   written_ = std::min(written_, count);

@@ -9,6 +9,7 @@
 #include "../artifact.h"
 #include "../drafters/host_drafter.h"
 #include "../frame.h"
+#include "../sampling/sampler.h"
 #include "specc.h"
 #include "commit.h"
 #include "controller.h"
@@ -16,6 +17,7 @@
 #include "options.h"
 #include "state.h"
 #include "stats.h"
+#include "token_mask.h"
 
 namespace specc {
 
@@ -28,9 +30,14 @@ class Session {
  public:
   explicit Session(std::shared_ptr<Artifact> artifact);
 
-  Options& options() { return options_; }
+  Options& options() {
+    sampler_ready_ = false;
+    sampled_ = {};
+    return options_;
+  }
   const Artifact& artifact() const { return *artifact_; }
   void set_drafter(specc_drafter_fn drafter, void* user);  // null: the artifact's own
+  void set_mask(specc_mask_fn mask, void* user);           // null: everything is allowed
 
   // All or nothing: on failure and on cancellation (false) the text is as before, without unread tokens.
   bool append(const int64_t* ids, size_t count);
@@ -38,6 +45,15 @@ class Session {
   Step next(int64_t* token);
   Finish finish() const { return unread_ > 0 ? Finish::kNone : finish_; }
   void cancel() noexcept { cancelled_.store(true, std::memory_order_release); }
+
+  // Of the token that next() returned last, if `logprobs` was set.
+  struct Logprobs {
+    float token;
+    size_t count;             // of the best
+    const int64_t* top_ids;   // until the next call
+    const float* top_logprobs;
+  };
+  Logprobs logprobs() const;
 
   const Stats& stats() const { return stats_; }
   double acceptance_ewma() const { return acceptance_ewma_.value_or(0); }
@@ -80,13 +96,19 @@ class Session {
   bool ready_for(const Round& round);
   struct Execution {
     size_t accepted;
-    double seconds;  // in this session's turn
+    size_t allowed;  // drafts that a grammar did not forbid
+    double seconds;  // in this session's turn, and in choosing tokens
   };
   size_t fill_round(const Round& round);
   Execution execute(const Round& round);
+  bool chooses();
+  LengthController& controller() { return chooses() ? piece_controller_ : length_controller_; }
+  Execution execute_pieces(const Round& round);
+  double run_piece(const Plan& plan, size_t rows);
+  void take_drafts(const Round& round);
+  const Round& fill_verify(size_t drafts);
   void commit(const Round& round, size_t accepted);
-  void record(const Round& round, size_t length_index, size_t accepted, size_t kept, double seconds,
-              double draft_seconds);
+  void record(const Round& round, size_t length_index, const Execution& done, size_t kept, double draft_seconds);
 
   std::shared_ptr<Artifact> artifact_;
   const size_t max_len_;
@@ -95,11 +117,17 @@ class Session {
   Frame frame_;
   Options options_;
   Stats stats_;
-  LengthController length_controller_;
+  LengthController length_controller_, piece_controller_;  // for round functions, and for rounds in pieces
   DepthController depth_controller_;
   std::unique_ptr<HostDrafter> drafter_;
   specc_drafter_fn callback_ = nullptr;
   void* callback_user_ = nullptr;
+
+  TokenMask mask_;
+  std::unique_ptr<Sampler> sampler_;  // once tokens are chosen here
+  bool sampler_ready_ = false;        // knows the options
+  Sampled sampled_;                   // of the last round, if it was chosen here
+  size_t round_kept_ = 0;             // tokens of the last round that were committed
 
   std::vector<int64_t> committed_;
   std::vector<int64_t> round_tokens_;

@@ -16,9 +16,15 @@ struct LengthStats {
   double seconds = 0;
 };
 
+// Why drafts were not kept: once for each round that lost some, by what came first.
+struct CutStats {
+  uint64_t mismatch = 0, grammar = 0, stop = 0, length = 0;
+};
+
 struct Stats {
   uint64_t rounds = 0, drafts = 0, draft_tokens = 0, accepted_tokens = 0, new_tokens = 0, prefill_tokens = 0;
   double prefill_s = 0, decode_s = 0, draft_s = 0, round_s = 0;
+  CutStats cut;
   std::vector<PositionStats> positions;  // by block position
   std::vector<LengthStats> lengths;      // by index of the draft length
 
