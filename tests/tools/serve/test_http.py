@@ -296,9 +296,8 @@ def test_clients_that_come_and_go_do_not_disturb_the_others(
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("top_p", 0.5), ("top_k", 5), ("presence_penalty", 1), ("frequency_penalty", -1), ("logprobs", 0),
-        ("logit_bias", {"5": 1}), ("best_of", 3), ("suffix", "x"), ("min_tokens", 3), ("typo", 1),
-        ("response_format", {"type": "json_object"}), ("repetition_penalty", 1.1), ("store", True),
+        ("best_of", 3), ("suffix", "x"), ("typo", 1), ("store", True), ("length_penalty", 2),
+        ("prompt_logprobs", 1), ("use_beam_search", True), ("bad_words", ["The quick brown fox"]),
     ],
 )  # fmt: skip
 def test_what_the_engine_cannot_do_is_refused_by_name(

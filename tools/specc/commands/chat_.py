@@ -13,6 +13,7 @@ from specc.errors import RequestError
 from specc.flags import Json
 from specc.recipe import Recipe
 from specc.runtime import Manifest
+from specc.sampling import PLAIN, Sampling
 from specc.templates import ChatTemplate
 
 HELP = "/reset forgets the conversation, /exit ends, Ctrl-C stops an answer."
@@ -29,6 +30,7 @@ def main(
     num_speculative_tokens: int | None = None,
     threads: int = 0,
     recipe: Recipe = None,
+    sampling: Sampling = PLAIN,
     json: Json = False,
 ) -> int:
     """Talk with an artifact.
@@ -47,6 +49,7 @@ def main(
         num_speculative_tokens: One K of the artifact; left out, the engine adapts it.
         threads: Threads; 0 takes the physical cores this process may use.
         recipe: TOML file with flags for this verb; what the command line says comes first.
+        sampling: How tokens are chosen.
         json: Read messages from stdin, and print one JSON object for each answer.
     """
     del recipe  # (read before this was called)
@@ -56,12 +59,14 @@ def main(
     Manifest.read(
         artifact
     )  # a folder that is no artifact is told apart from one without a template
+    options = sampling.options()
     template = ChatTemplate.of_artifact(artifact)
     with open_compiled(artifact, threads) as engine, engine.session() as session:
         k = flags.draft_length(engine.manifest, num_speculative_tokens)
         session.configure(
-            max_tokens=max_tokens, temperature=temperature, seed=seed, num_speculative_tokens=k
-        )
+            max_tokens=max_tokens, temperature=temperature, seed=seed, num_speculative_tokens=k,
+            **options,
+        )  # fmt: skip
         spoken = flags.speculation(engine.manifest, k)
         conversation = Conversation(engine, session, template, system)
         if not json:

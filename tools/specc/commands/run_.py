@@ -16,6 +16,7 @@ from specc.prompts import Prompt
 from specc.recipe import Recipe
 from specc.runtime import Engine, Generation
 from specc.runtime.stats import Stats
+from specc.sampling import PLAIN, Sampling
 from specc.streaming import TextStream
 from specc.templates import ChatTemplate
 
@@ -37,6 +38,7 @@ def main(
     num_speculative_tokens: int | None = None,
     threads: int = 0,
     ignore_eos: Switch = False,
+    sampling: Sampling = PLAIN,
     chat: Switch = False,
     recipe: Recipe = None,
     json: Json = False,
@@ -58,6 +60,7 @@ def main(
         num_speculative_tokens: One K of the artifact; left out, the engine adapts it. 0 is plain.
         threads: Threads; 0 takes the physical cores this process may use.
         ignore_eos: Go on past the end-of-text token.
+        sampling: How tokens are chosen.
         chat: Put the prompt into the model's chat template, as one user message.
         recipe: TOML file with flags for this verb; what the command line says comes first.
         json: Print one JSON object on stdout.
@@ -67,6 +70,7 @@ def main(
     flags.at_least("--max-tokens", max_tokens, 0)
     flags.at_least("--temperature", temperature, 0)
     flags.threads(threads)
+    options = sampling.options()
     if chat and asked.text is None:
         raise flags.conflict("--chat needs text", "give the message with --prompt TEXT")
     began = time.monotonic()
@@ -80,7 +84,7 @@ def main(
             output.say(f"speculation: {spoken}")
         result = engine.generate(
             prompt_ids, max_tokens=max_tokens, temperature=temperature, seed=seed,
-            num_speculative_tokens=k, ignore_eos=ignore_eos, on_token=printer.token,
+            num_speculative_tokens=k, ignore_eos=ignore_eos, options=options, on_token=printer.token,
         )  # fmt: skip
         printer.finish()
         if json:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from specc.errors import SpeccError
+from specc.serve.logprobs import Told
 from specc.serve.scheduler import Event, Job
 from specc.serve.service import Reply, Request
 
@@ -14,7 +15,7 @@ STATUS = {
     "SPECC-E0107": 400, "SPECC-E0620": 400, "SPECC-E0601": 400, "SPECC-E0602": 400, "SPECC-E0603": 400,
     "SPECC-E0607": 400, "SPECC-E0608": 503, "SPECC-E0702": 400, "SPECC-E0703": 400, "SPECC-E0704": 400,
     "SPECC-E0706": 404, "SPECC-E0707": 401, "SPECC-E0708": 413, "SPECC-E0709": 429, "SPECC-E0710": 503,
-    "SPECC-E0711": 504, "SPECC-E0712": 404, "SPECC-E0713": 408,
+    "SPECC-E0711": 504, "SPECC-E0712": 404, "SPECC-E0713": 408, "SPECC-E0716": 501, "SPECC-E0717": 400,
 }  # fmt: skip
 """By code; 500 for all else."""
 
@@ -45,11 +46,13 @@ async def whole(reply: Reply) -> dict[str, Any]:
     request = reply.request
     texts = {choice.index: "" for choice in request.choices}
     finish = dict.fromkeys(texts, "")
+    told = _told_by(reply)
     async for index, event in reply.events():
         texts[index] += event.text
+        told[index].add(event)
         finish[index] = event.finish or finish[index]
     answer = _envelope(reply, streamed=False)
-    answer["choices"] = [_whole_choice(request, i, texts[i], finish[i]) for i in texts]
+    answer["choices"] = [_whole_choice(request, i, texts[i], finish[i], told[i]) for i in texts]
     answer["usage"] = _usage(reply)
     if request.body.specc:
         answer["specc"] = report(reply)
@@ -63,16 +66,18 @@ async def stream(reply: Reply) -> AsyncIterator[bytes]:
     envelope = _envelope(reply, streamed=True)
     if options.include_usage:
         envelope["usage"] = None
+    told = _told_by(reply)
     try:
         # Not before there is something to say: clients take the first piece for the first token.
         silent = {choice.index for choice in request.choices if request.chat}
         async for index, event in reply.events():
             if index in silent:
                 silent.remove(index)
-                opening = _delta(index, {"role": "assistant", "content": ""}, "")
+                opening = _delta(index, {"role": "assistant", "content": ""}, "", None)
                 yield _sse({**envelope, "choices": [opening]})
+            told[index].add(event)
             if event.text or event.finish:
-                yield _sse({**envelope, "choices": [_piece(request, index, event)]})
+                yield _sse({**envelope, "choices": [_piece(request, index, event, told[index])]})
         last = {**envelope, "choices": []}
         if options.include_usage:
             last["usage"] = _usage(reply)
@@ -125,23 +130,38 @@ def _usage(reply: Reply) -> dict[str, int]:
     return {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
 
 
-def _whole_choice(request: Request, index: int, text: str, finish: str) -> dict[str, Any]:
-    end = {"finish_reason": _FINISH.get(finish, finish), "logprobs": None}
+def _told_by(reply: Reply) -> dict[int, Told]:
+    """What will be told of logprobs, by choice."""
+
+    def decode(ids: Sequence[int]) -> str:
+        return reply.service.engine.detokenize(ids, skip_special=False)
+
+    request = reply.request
+    return {choice.index: Told(decode, chat=request.chat) for choice in request.choices}
+
+
+def _whole_choice(
+    request: Request, index: int, text: str, finish: str, told: Told
+) -> dict[str, Any]:
+    end = {"finish_reason": _FINISH.get(finish, finish), "logprobs": told.take()}
     if request.chat:
         return {"index": index, "message": {"role": "assistant", "content": text}, **end}
     return {"index": index, "text": text, **end}
 
 
-def _piece(request: Request, index: int, event: Event) -> dict[str, Any]:
+def _piece(request: Request, index: int, event: Event, told: Told) -> dict[str, Any]:
+    logprobs = told.take()
     if request.chat:
-        return _delta(index, {"content": event.text} if event.text else {}, event.finish)
+        return _delta(index, {"content": event.text} if event.text else {}, event.finish, logprobs)
     finish = _FINISH.get(event.finish, event.finish) or None
-    return {"index": index, "text": event.text, "logprobs": None, "finish_reason": finish}
+    return {"index": index, "text": event.text, "logprobs": logprobs, "finish_reason": finish}
 
 
-def _delta(index: int, delta: dict[str, str], finish: str) -> dict[str, Any]:
+def _delta(
+    index: int, delta: dict[str, str], finish: str, logprobs: dict[str, Any] | None
+) -> dict[str, Any]:
     ended = _FINISH.get(finish, finish) or None
-    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": ended}
+    return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": ended}
 
 
 def _sse(payload: dict[str, Any]) -> bytes:

@@ -8,25 +8,32 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from specc.errors import RequestError
-from specc.runtime import ADAPTIVE
+from specc.grammar import KINDS
+from specc.runtime import ADAPTIVE, Option
 
 _INT64 = 1 << 63
 
+MOST_LOGPROBS = 20
+"""As OpenAI draws the line."""
+
 Count = Annotated[int, Field(ge=0, le=_INT64 - 1)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+TokenName = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
 StopString = Annotated[str, Field(min_length=1, max_length=1000)]
 
 _NEUTRAL: dict[str, tuple[object, ...]] = {
-    "audio": (), "best_of": (1,), "frequency_penalty": (0,), "function_call": (), "functions": (),
-    "guided_json": (), "guided_regex": (), "guided_choice": (), "guided_grammar": (),
-    "length_penalty": (1,), "logit_bias": ({},), "logprobs": (False,), "min_p": (0,), "min_tokens": (0,),
+    "audio": (), "best_of": (1,), "function_call": (), "functions": (), "length_penalty": (1,),
     "modalities": (["text"],), "parallel_tool_calls": (True,), "prediction": (),
-    "presence_penalty": (0,), "prompt_logprobs": (), "reasoning_effort": (),
-    "repetition_penalty": (1,), "response_format": ({"type": "text"},), "service_tier": ("auto", "default"),
-    "store": (False,), "structured_outputs": (),
-    "suffix": (), "top_k": (0, -1), "top_logprobs": (), "top_p": (1,), "use_beam_search": (False,),
-    "verbosity": (), "web_search_options": (),
+    "prompt_logprobs": (), "reasoning_effort": (), "service_tier": ("auto", "default"),
+    "store": (False,), "suffix": (), "use_beam_search": (False,), "verbosity": (), "web_search_options": (),
 }  # fmt: skip
 """What others can do and this engine cannot, with the values that ask for nothing."""
+
+_PLAIN: dict[str, float] = {
+    "frequency_penalty": 0, "min_p": 0, "min_tokens": 0, "presence_penalty": 0, "repetition_penalty": 1,
+    "top_p": 1,
+}  # fmt: skip
+"""Options of the engine under their own names, with the values that change nothing."""
 
 _WITHOUT_EFFECT = ("metadata", "prompt_cache_key", "safety_identifier", "user")
 """For the operator of a service, not for the model: taken, and nothing is done with them."""
@@ -42,10 +49,37 @@ class StreamOptions(_Strict):
     include_usage: bool = False
 
 
+class JsonSchema(_Strict):
+    """A schema by OpenAI's form; it is always followed."""
+
+    name: str = ""
+    description: str = ""
+    strict: bool = True
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+
+
+class ResponseFormat(_Strict):
+    """What the answer must look like."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class StructuredOutputs(_Strict):
+    """The same by vLLM's names; one of them."""
+
+    json_: Annotated[str | dict[str, Any] | None, Field(alias="json")] = None
+    regex: str | None = None
+    choice: Annotated[list[str], Field(min_length=1)] | None = None
+    grammar: str | None = None
+    json_object: Literal[True] | None = None
+
+
 class Body(_Strict):
     """What completions and chat have in common.
 
-    Not OpenAI's: `ignore_eos`, `stop_token_ids` (as in vLLM), `num_speculative_tokens` (one K of
+    Not OpenAI's, but vLLM's: `ignore_eos`, `stop_token_ids`, `top_k` (0 or -1: all), `min_p`, `repetition_penalty`,
+    `min_tokens`, `bad_words`, `guided_...` and `structured_outputs`. Ours: `num_speculative_tokens` (one K of
     the artifact, -1 adapts it) and `specc`, which asks for the report at the end of the answer.
     """
 
@@ -59,6 +93,21 @@ class Body(_Strict):
     stream_options: StreamOptions = StreamOptions()
     ignore_eos: bool = False
     stop_token_ids: Annotated[list[Count], Field(max_length=64)] = []
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_k: Annotated[int, Field(ge=-1, le=_INT64 - 1)] = 0
+    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
+    repetition_penalty: Annotated[float, Field(gt=0, le=10)] = 1.0
+    logit_bias: dict[TokenName, Annotated[float, Field(ge=-100, le=100)]] = {}
+    min_tokens: Count = 0
+    bad_words: Annotated[list[StopString], Field(max_length=64)] = []
+    response_format: ResponseFormat | None = None
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: Annotated[list[str], Field(min_length=1)] | None = None
+    guided_grammar: str | None = None
+    structured_outputs: StructuredOutputs | None = None
     num_speculative_tokens: Annotated[int, Field(ge=ADAPTIVE, le=1024)] | None = None
     specc: bool = False
 
@@ -67,12 +116,54 @@ class Body(_Strict):
         """Stop strings."""
         return [self.stop] if isinstance(self.stop, str) else self.stop
 
+    @property
+    def most_logprobs(self) -> int:
+        """How many of the best tokens to tell of beside the one said; -1 for no logprobs."""
+        return -1
+
+    @property
+    def options(self) -> dict[str, Option]:
+        """What is not as plain sampling has it, by the engine's names."""
+        found: dict[str, Option] = {
+            name: value
+            for name, neutral in _PLAIN.items()
+            if (value := getattr(self, name)) != neutral
+        }
+        if self.top_k > 0:
+            found["top_k"] = self.top_k
+        if self.logit_bias:
+            found["logit_bias"] = {int(token): bias for token, bias in self.logit_bias.items()}
+        if self.most_logprobs >= 0:
+            found["logprobs"] = self.most_logprobs
+        return found
+
+    @property
+    def grammars(self) -> list[tuple[str, str, Any]]:
+        """All that says what the answer must look like: parameter, kind of grammar, grammar."""
+        asked: list[tuple[str, str, Any]] = [
+            (f"guided_{kind}", kind, getattr(self, f"guided_{kind}")) for kind in KINDS
+        ]
+        if (form := self.response_format) is not None and form.type != "text":
+            schema = form.json_schema.schema_ if form.json_schema else {"type": "object"}
+            asked.append(("response_format", "json", schema))
+        if (given := self.structured_outputs) is not None:
+            where = "structured_outputs"
+            asked += [(where, "json", given.json_), (where, "regex", given.regex)]
+            asked += [(where, "choice", given.choice), (where, "grammar", given.grammar)]
+            asked.append((where, "json", {"type": "object"} if given.json_object else None))
+        return [each for each in asked if each[2] is not None]
+
 
 class CompletionBody(Body):
     """POST /v1/completions."""
 
     prompt: str | list[str] | list[Count] | list[list[Count]]
     echo: bool = False
+    logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
+
+    @property
+    def most_logprobs(self) -> int:
+        return -1 if self.logprobs is None else self.logprobs
 
     @property
     def prompts(self) -> list[str | list[int]]:
@@ -145,6 +236,12 @@ class ChatBody(Body):
     max_completion_tokens: Count | None = None
     tools: list[dict[str, Any]] = []
     tool_choice: Literal["none", "auto"] = "auto"
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] = 0
+
+    @property
+    def most_logprobs(self) -> int:
+        return self.top_logprobs if self.logprobs else -1
 
 
 _B = TypeVar("_B", bound=Body)
@@ -172,9 +269,24 @@ def parse(kind: type[_B], data: bytes) -> _B:
         raise _first(error) from error
     except ValueError as error:
         raise _wrong("", "Unicode text", str(error)) from error
+    _check_together(body)
     if "stream_options" in asked and not body.stream:
         raise _wrong("stream_options", '"stream": true beside it', '"stream": false')
     return body
+
+
+def _check_together(body: Body) -> None:
+    """Refuse what makes no sense beside the rest."""
+    if len(asked := body.grammars) > 1:
+        names = " and ".join(where for where, _, _ in asked)
+        raise _wrong(names, "one of them", "several")
+    form = body.response_format
+    if form is not None and (form.type == "json_schema") is not (form.json_schema is not None):
+        raise _wrong("response_format", "a json_schema with type json_schema alone", form.type)
+    if isinstance(body, CompletionBody) and body.echo and body.logprobs is not None:
+        raise unsupported("echo", "a prompt's logprobs are not computed")
+    if isinstance(body, ChatBody) and body.top_logprobs and not body.logprobs:
+        raise _wrong("top_logprobs", '"logprobs": true beside it', '"logprobs": false')
 
 
 def unsupported(name: str, why: str = "this engine cannot do it") -> RequestError:

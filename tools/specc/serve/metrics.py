@@ -15,7 +15,7 @@ from specc.serve.slots import Progress
 _M = TypeVar("_M")
 
 REASONS = ("stop", "length", "context", "cancelled", "timeout", "error")
-REJECTIONS = ("mismatch", "eos", "stop", "length", "context")
+REJECTIONS = ("mismatch", "grammar", "eos", "stop", "length", "context")
 FALLBACKS = ("disabled", "no_draft", "length", "context")
 PHASES = ("queue", "prefill", "draft", "round", "host")
 
@@ -42,8 +42,8 @@ class Metrics:
         )  # fmt: skip
         self.rejected = count(
             "speculative_rejection_cause",
-            "Drafted tokens that came to nothing: the target said another (mismatch), or they were "
-            "accepted but lie after the end of the text.", "cause", REJECTIONS,
+            "Drafted tokens that came to nothing: the target said another (mismatch), a grammar forbids "
+            "them, or they were accepted but lie after the end of the text.", "cause", REJECTIONS,
         )  # fmt: skip
         self.rounds = count("rounds", "Rounds, with drafts or without.")
         self.fallback = count(
@@ -112,7 +112,8 @@ class Metrics:
         self.accepted[""].inc(progress.accepted)
         for place in range(progress.accepted):
             self.per_position[str(place)].inc()
-        self.rejected["mismatch"].inc(progress.drafted - progress.accepted)
+        cause = "grammar" if progress.forbidden else "mismatch"
+        self.rejected[cause].inc(progress.drafted - progress.accepted)
         # A round ends with a token of the target's own: of `seen`, at most `accepted` were drafts.
         if cut := progress.accepted - min(seen, progress.accepted):
             self.rejected[self._cut_by(progress, seen)].inc(cut)

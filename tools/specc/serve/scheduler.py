@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from specc.errors import RequestError, SpeccError
-from specc.runtime import Stats
+from specc.runtime import Logprobs, Stats
 from specc.serve.slots import Ask, Progress, Slots
 from specc.streaming import StopStrings, TextStream
 
@@ -20,7 +20,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Event:
-    """Text that became sure, and the tokens since the last event.
+    """Text that became sure, and the tokens since the last event, with `logprobs` if asked for.
 
     The last event of a job has `finish` (stop, length, context) or `error`.
     """
@@ -28,6 +28,7 @@ class Event:
     text: str = ""
     token_ids: tuple[int, ...] = ()
     finish: str = ""
+    logprobs: tuple[Logprobs, ...] = ()
     error: SpeccError | None = None
 
 
@@ -59,16 +60,17 @@ class Job:
             shown, stopped = self._stops.push(self._stream.push(token))
             text += shown
             if stopped:
-                return self._event(text, progress.tokens[:seen], "stop"), seen
+                return self._event(text, progress, seen, "stop"), seen
         if finish:
             shown, stopped = self._stops.push(self._stream.finish())
             text += shown + self._stops.finish()
             finish = "stop" if stopped else finish
-        return self._event(text, progress.tokens, finish), seen
+        return self._event(text, progress, seen, finish), seen
 
-    def _event(self, text: str, tokens: tuple[int, ...], finish: str) -> Event:
+    def _event(self, text: str, progress: Progress, seen: int, finish: str) -> Event:
+        tokens = progress.tokens[:seen]
         self.token_ids += tokens
-        return Event(text, tokens, finish)
+        return Event(text, tokens, finish, progress.logprobs[:seen])
 
 
 def _internal(failure: Exception) -> SpeccError:

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from specc import prompts
 from specc.errors import RequestError, SpeccError
-from specc.runtime import ADAPTIVE, Artifact
+from specc.grammar import Grammar, Grammars
+from specc.runtime import ADAPTIVE, Artifact, Option
 from specc.serve import bodies
 from specc.serve.bodies import Body, ChatBody, CompletionBody
 from specc.serve.metrics import Metrics
@@ -86,6 +87,11 @@ class Service:
         )
 
     @cached_property
+    def grammars(self) -> Grammars:
+        """Over the artifact's tokens; raises RequestError (SPECC-E0716, E0605) where there can be none."""
+        return Grammars(self.engine)
+
+    @cached_property
     def template(self) -> ChatTemplate:
         """The model's; raises RequestError (SPECC-E0620) without one."""
         return ChatTemplate.of_artifact(Path(self.engine.path))
@@ -99,7 +105,8 @@ class Service:
         """Tokens and options of what is asked. Takes its time: not for the event loop.
 
         Raises RequestError: SPECC-E0706 for another model, E0704 for a K that was not compiled,
-        E0602, E0603, E0607 for prompts that the engine would refuse, E0107 for what the template does.
+        E0602, E0603, E0607 for prompts that the engine would refuse, E0107 for what the template does,
+        E0703, E0716, E0717 for grammars and words that cannot be followed.
         """
         if body.model not in (None, self.settings.model):
             raise RequestError(
@@ -113,10 +120,11 @@ class Service:
             assert isinstance(body, CompletionBody)
             self._check_count(len(body.prompts) * body.n)
             asked = [self._prompt(prompt, echo=body.echo) for prompt in body.prompts]
+        grammar = self._grammar(body)
         # Sampling without a seed differs from request to request.
         seed = secrets.randbits(62) if body.seed is None else body.seed
         choices = [
-            Choice(index, self._ask(body, ids, seed + index % body.n), echo)
+            Choice(index, self._ask(body, ids, seed + index % body.n, grammar), echo)
             for index, (ids, echo) in enumerate(a for a in asked for _ in range(body.n))
         ]
         kind = "chatcmpl" if isinstance(body, ChatBody) else "cmpl"
@@ -165,7 +173,7 @@ class Service:
                 found=str(max(ids)), cure="use the tokenizer of this model",
             )  # fmt: skip
 
-    def _ask(self, body: Body, ids: Sequence[int], seed: int) -> Ask:
+    def _ask(self, body: Body, ids: Sequence[int], seed: int, grammar: Grammar | None) -> Ask:
         context = self.engine.manifest.model.max_model_len
         if not ids:
             raise RequestError(
@@ -179,6 +187,7 @@ class Service:
                 cure="shorten the prompt, or compile with a larger --max-model-len",
             )  # fmt: skip
         self._check_ids("stop_token_ids", body.stop_token_ids)
+        self._check_ids("logit_bias", [int(token) for token in body.logit_bias])
         most = body.max_tokens
         if isinstance(body, ChatBody):
             most = next((m for m in (body.max_completion_tokens, most) if m is not None), context)
@@ -190,8 +199,29 @@ class Service:
             tuple(ids), _COMPLETION_TOKENS if most is None else most, body.temperature,
             (seed + (1 << 63)) % (1 << 64) - (1 << 63),
             self.settings.num_speculative_tokens if k is None else k, body.ignore_eos,
-            tuple(body.stop_token_ids),
+            tuple(body.stop_token_ids), self._options(body), grammar,
         )  # fmt: skip
+
+    def _options(self, body: Body) -> dict[str, Option]:
+        options = body.options
+        if body.bad_words:
+            options["banned_token_ids"] = [self._word(word) for word in body.bad_words]
+        return options
+
+    def _word(self, word: str) -> int:
+        """The one token of a word that must not be said."""
+        ids = self.engine.tokenize(word, add_special=False)
+        if len(ids) != 1:
+            raise bodies.unsupported(
+                "bad_words", f"{word!r} is {len(ids)} tokens; only single ones can be banned"
+            )
+        return ids[0]
+
+    def _grammar(self, body: Body) -> Grammar | None:
+        if not body.grammars:
+            return None
+        ((where, kind, source),) = body.grammars
+        return self.grammars.compile(kind, source, where)
 
 
 class Reply:

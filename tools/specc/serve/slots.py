@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from specc.errors import RequestError, SpeccError
-from specc.runtime import ADAPTIVE, Artifact, Stats
+from specc.grammar import Grammar
+from specc.runtime import ADAPTIVE, Artifact, Logprobs, Option, Stats
 
 
 @dataclass(frozen=True)
 class Ask:
-    """One text to continue; options as in specc.h."""
+    """One text to continue; options as in specc.h, `options` the rest of them by name."""
 
     prompt_ids: tuple[int, ...]
     max_tokens: int
@@ -21,21 +22,31 @@ class Ask:
     num_speculative_tokens: int = ADAPTIVE
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
+    options: Mapping[str, Option] = field(default_factory=dict)
+    grammar: Grammar | None = None
+
+    @property
+    def logprobs(self) -> bool:
+        """Whether they are asked for."""
+        return "logprobs" in self.options
 
 
 @dataclass(frozen=True)
 class Progress:
     """What a turn gave: `prefilled` prompt tokens are done, or a round was played.
 
-    `tokens` are the round's new ones; of `drafted` tokens, `accepted` were what the target says.
+    `tokens` are the round's new ones, with `logprobs` if those were asked for; of `drafted` tokens,
+    `accepted` were what the target says; the next was one that a grammar forbids if `forbidden`.
     `fallback`: why a round drafted nothing. `finish`: the session's reason; empty while it goes on.
     """
 
     tokens: tuple[int, ...] = ()
+    logprobs: tuple[Logprobs, ...] = ()
     played: bool = False
     prefilled: int = 0
     drafted: int = 0
     accepted: int = 0
+    forbidden: bool = False
     fallback: str = ""
     finish: str = ""
 
@@ -115,6 +126,9 @@ class SessionSlot:
                 ignore_eos=ask.ignore_eos, num_speculative_tokens=ask.num_speculative_tokens,
             )  # fmt: skip
             self._session.set_stop_tokens(ask.stop_token_ids)
+            self._session.configure(**ask.options)
+            if ask.grammar is not None:
+                self._session.set_mask(ask.grammar.mask())
         except BaseException:
             self.close()
             raise
@@ -152,16 +166,21 @@ class SessionSlot:
     def _play(self) -> Progress:
         """A round, and all the tokens it committed: none if the first was a stop token."""
         before = self._given
-        tokens = []
-        if (token := self._session.next()) is not None:
+        tokens: list[int] = []
+        logprobs: list[Logprobs] = []
+        made = before + 1  # at least; what it is says the round
+        while before + len(tokens) < made and (token := self._session.next()) is not None:
             tokens.append(token)
             made = int(self._session.stat("new_tokens"))
-            while before + len(tokens) < made and (more := self._session.next()) is not None:
-                tokens.append(more)
+            if self._ask.logprobs:
+                logprobs.append(self._session.logprobs())
         self._given += len(tokens)
-        played, drafted, accepted = self._since("rounds", "draft_tokens", "accepted_tokens")
+        played, drafted, accepted, forbidden = self._since(
+            "rounds", "draft_tokens", "accepted_tokens", "cut_grammar"
+        )
         return Progress(
-            tuple(tokens), played=played > 0, drafted=drafted, accepted=accepted,
+            tuple(tokens), tuple(logprobs), played=played > 0, drafted=drafted, accepted=accepted,
+            forbidden=forbidden > 0,
             fallback=self._why_none(before) if played and not drafted else "",
             finish=self._session.finish_reason,
         )  # fmt: skip
