@@ -34,7 +34,7 @@ SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 
 VOCAB, VALID, MAX_LEN, CHUNK, SALT = 100, 97, 64, 4, 12345
 LENGTHS = [0, 1, 2, 4]
-STATES = {"tap": "target", "model": "own", "pairs": "own"}
+STATES = {"tap": "target", "drawn": "target", "model": "own", "pairs": "own"}
 
 Json = dict[str, Any]
 
@@ -60,7 +60,17 @@ def build(shared_folder: Path) -> Path:
         if not (folder / "done").exists():
             folder.mkdir()
             compile_all(folder)
-            for kind in ("ngram", "suffix", "none", "eos", "tap", "model", "pairs", "whole"):
+            for kind in (
+                "ngram",
+                "suffix",
+                "none",
+                "eos",
+                "tap",
+                "model",
+                "pairs",
+                "whole",
+                "drawn",
+            ):
                 write_artifact(folder / "artifacts" / kind, manifest_of(kind), folder / "model.so")
             (folder / "done").touch()
     return folder
@@ -111,6 +121,10 @@ def drafting(kind: str, k: int, depth: int) -> tuple[list[Json], list[Json]]:
         plan += [call("pair_draft", pairs, "drafts", k)]
     elif k > 0 and kind == "model":
         plan += [call("draft", "%previous %root %length s:draft_text w:salt", "drafts", k)]
+    elif k > 0 and kind == "drawn":
+        told = " ".join(f"{what}_{j}" for what in ("logits", "confidence") for j in range(k))
+        given = "%root %length %temperature %seed s:text w:salt"
+        plan += [call("drawn", given, f"drafts {told}", k)]
     elif k > 0:
         inputs = [*inputs, value("drafts", k)]
     return inputs, plan
@@ -118,7 +132,12 @@ def drafting(kind: str, k: int, depth: int) -> tuple[list[Json], list[Json]]:
 
 def proposal(kind: str, k: int, depth: int = 0) -> Json:
     inputs, plan = drafting(kind, k, depth)
-    return {"inputs": inputs, "outputs": [value("drafts", k)], "plan": plan}
+    told = [
+        value(f"{name}_{j}", 1, width, dtype="f32")
+        for name, width in (("logits", VOCAB), ("confidence", 1))
+        for j in range(k if kind == "drawn" else 0)
+    ]
+    return {"inputs": inputs, "outputs": [value("drafts", k), *told], "plan": plan}
 
 
 def round_function(kind: str, k: int, depth: int = 0) -> Json:
@@ -274,7 +293,7 @@ def test_unit(build: Path, tmp_path: Path, name: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("name", ["session", "pieces", "edges", "costs"])
+@pytest.mark.parametrize("name", ["session", "pieces", "drawn", "edges", "costs"])
 def test_session(build: Path, artifacts: Path, name: str) -> None:
     done = run(build / "core_tests", name, artifacts)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -41,6 +41,7 @@ double stat(const Session& session, std::string_view name) {
   if (name == "acceptance_ewma") return session.acceptance_ewma();
   if (name == "cut_mismatch") return number(stats.cut.mismatch);
   if (name == "cut_grammar") return number(stats.cut.grammar);
+  if (name == "cut_confidence") return number(stats.cut.confidence);
   if (name == "cut_stop") return number(stats.cut.stop);
   if (name == "cut_length") return number(stats.cut.length);
   throw Error(Code::Option, "there is no such statistic").found(std::string(name));

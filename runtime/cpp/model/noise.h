@@ -20,9 +20,11 @@ inline uint64_t noise_key(uint64_t seed, uint64_t position) { return splitmix64(
 // stands in for one that is not. It depends on the round's root as well. Block verification looks at all drafts before it
 // keeps the first, so noise that decided a round must not draw the same positions again in the next one.
 enum class Purpose : uint64_t { kDraft = 1, kAccept = 2, kResidual = 3 };
+inline uint64_t round_seed(uint64_t seed, Purpose purpose, uint64_t root) {
+  return noise_key(splitmix64(seed + static_cast<uint64_t>(purpose) * 0xD1B54A32D192ED03u), root);
+}
 inline uint64_t noise_key(uint64_t seed, Purpose purpose, uint64_t root, uint64_t row) {
-  const uint64_t own = splitmix64(seed + static_cast<uint64_t>(purpose) * 0xD1B54A32D192ED03u);
-  return noise_key(noise_key(own, root), row);
+  return noise_key(round_seed(seed, purpose, root), row);
 }
 
 // The 52 random bits of a token. One more, and (bits + 0.5) would need 54 digits and could round u to 1, G to infinity.

@@ -33,6 +33,7 @@ int main(int argc, char** argv) {
   if (name == "pool") pool_test(folder);
   if (name == "files") files_test(folder);
   if (name == "session") session_test(folder);
+  if (name == "drawn") drawn_test(folder);
   if (name == "pieces") pieces_test(folder);
   if (name == "costs") costs_test(folder);
   if (name == "edges") edges_test(folder);

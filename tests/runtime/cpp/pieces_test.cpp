@@ -265,6 +265,7 @@ void rounds_allocate_nothing(const std::string& folder) {
   must(specc_session_set_float(client.get(), "temperature", 1));
   must(specc_session_set_float(client.get(), "top_p", 0.9));
   must(specc_session_set_int(client.get(), "logprobs", 2));
+  must(specc_session_set_int(client.get(), "num_speculative_tokens", 4));  // what others leave behind is made up for
   must(client.append(prompt_of(5)));
   int64_t token = 0;
   const long before = allocations_so_far();

@@ -3,6 +3,7 @@
 
 #include "../../../runtime/cpp/core/sampling/sampler.h"
 
+#include <algorithm>
 #include <random>
 #include <vector>
 

@@ -11,6 +11,7 @@ void pool_test(const std::string& folder);
 void files_test(const std::string& folder);
 void session_test(const std::string& artifacts);
 void pieces_test(const std::string& artifacts);
+void drawn_test(const std::string& artifacts);
 void costs_test(const std::string& artifacts);
 void edges_test(const std::string& artifacts);
 void replace_test(const std::string& artifact);

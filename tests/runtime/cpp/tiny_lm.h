@@ -36,6 +36,20 @@ inline void logits(const int64_t* text, size_t count, int64_t salt, float* out) 
   }
 }
 
+// Of a drafter that knows the model, but not well.
+inline void draft_logits(const int64_t* text, size_t count, int64_t salt, float* out) {
+  logits(text, count, salt, out);
+  for (int64_t v = 0; v < kValid; ++v) {
+    const uint64_t hash = splitmix64(static_cast<uint64_t>(text[count - 1] * kVocab + v));
+    out[v] += static_cast<float>(hash % 1000) / 500.0f;
+  }
+}
+
+// Whether the token after text[0..count) will be guessed: of the drafts before it, nothing else.
+inline float confidence(const int64_t* text, size_t count) {
+  return static_cast<float>(splitmix64(static_cast<uint64_t>(text[count - 1]) + count) % 8 + 1) / 8.0f;
+}
+
 inline double gumbel(int64_t seed, int64_t position, int64_t v) {
   const uint64_t h = splitmix64(splitmix64(splitmix64(static_cast<uint64_t>(seed)) ^ static_cast<uint64_t>(position)) ^
                                 static_cast<uint64_t>(v));

@@ -215,12 +215,31 @@ void tap_draft(specc_tensor** in, specc_tensor** out, const int64_t* attrs) {
   if (attrs[1] == 2 && attrs[0] > 1) ints(out[0])[1] = (ints(out[0])[1] + 1) % 90;
 }
 
+// root, length, temperature, seed, text, salt -> drafts, the logits of each, the confidence in each. attrs: K. Draws, in
+// the target's state.
+void drawn(specc_tensor** in, specc_tensor** out, const int64_t* attrs) {
+  const int64_t n = ints(in[1])[0];
+  const double temperature = *reinterpret_cast<double*>(in[2]->data);
+  int64_t* text = ints(in[4]);
+  text[n] = ints(in[0])[0];
+  out[0] = new_ints(attrs[0]);
+  for (int64_t j = 0; j < attrs[0]; ++j) {
+    out[1 + j] = new_floats(1, tiny::kVocab);
+    if (j > 0) text[n + j] = ints(out[0])[j - 1];
+    tiny::draft_logits(text, static_cast<size_t>(n + j) + 1, ints(in[5])[0], floats(out[1 + j]));
+    out[1 + attrs[0] + j] = new_floats(1, 1);
+    floats(out[1 + attrs[0] + j])[0] = tiny::confidence(text, static_cast<size_t>(n + j) + 1);
+    const int64_t draft = tiny::choose(floats(out[1 + j]), tiny::kValid, temperature, ints(in[3])[0], n + 1 + j);
+    ints(out[0])[j] = draft < 0 ? 0 : draft;
+  }
+}
+
 void broken(specc_tensor**, specc_tensor**, const int64_t*) { throw Failure{"broken on purpose"}; }
 
 struct Entry {
   const char* name;
   void (*body)(specc_tensor**, specc_tensor**, const int64_t*);
-  int32_t n_in, n_out, n_attrs;
+  int32_t n_in, n_out, n_attrs;  // n_out -1: any
 };
 constexpr Entry kEntries[] = {
     {"specc.positions", positions, 1, 1, 2},
@@ -234,6 +253,7 @@ constexpr Entry kEntries[] = {
     {"extend", extend, 4, 0, 0},
     {"pair_draft", pair_draft, 6, 1, 1},
     {"tap_draft", tap_draft, 6, 1, 2},
+    {"drawn", drawn, 6, -1, 1},
     {"broken", broken, 0, 1, 0},
 };
 constexpr int32_t kCount = sizeof kEntries / sizeof kEntries[0];
@@ -243,7 +263,7 @@ int32_t run(int32_t index, specc_tensor** in, int32_t n_in, specc_tensor** out, 
   int32_t result = 0;
   try {
     const Entry& entry = kEntries[index];
-    if (n_in != entry.n_in || n_out != entry.n_out || n_attrs != entry.n_attrs)
+    if (n_in != entry.n_in || (entry.n_out >= 0 && n_out != entry.n_out) || n_attrs != entry.n_attrs)
       throw Failure{"wrong number of operands"};
     entry.body(in, out, attrs);
   } catch (const Failure& failure) {

@@ -80,6 +80,19 @@ void require_pieces(const Manifest& manifest, std::string_view option) {
       .cure("compile it again with this version of specc");
 }
 
+// A threshold that nothing is held against would be ignored.
+static void require_confidence(const Manifest& manifest, std::string_view option) {
+  for (const FunctionSpec& function : manifest.functions) {
+    for (const ValueSpec& output : function.outputs) {
+      if (output.name == "confidence_0") return;
+    }
+  }
+  throw Error(Code::Option, "the drafter of this artifact does not foretell which drafts are kept")
+      .where(std::string(option))
+      .expected("a DSpark drafter with a confidence head")
+      .found("drafter '" + manifest.drafter.kind + "'");
+}
+
 void Options::change(SamplingParams next, std::string_view name, const Manifest& manifest) {
   next.check(manifest.model.vocab_size);
   if (!next.plain()) require_pieces(manifest, name);
@@ -115,7 +128,10 @@ void Options::set(std::string_view name, double value, const Manifest& manifest)
     next.*option.field = value;
     return change(std::move(next), name, manifest);
   }
-  unknown(name, names(kFloats));
+  if (name != "confidence_threshold") unknown(name, "confidence_threshold, " + names(kFloats));
+  if (!(value >= 0 && value <= 1)) out_of_range(name, "0 to 1", std::to_string(value));
+  if (value > 0) require_confidence(manifest, name);
+  confidence = value;
 }
 
 void Options::set(std::string_view name, std::string_view value, const Manifest& manifest) {

@@ -21,6 +21,7 @@ struct Options {
   size_t max_tokens = 128;
   size_t length_index = kAdaptive;  // into num_speculative_tokens
   size_t depth_index = kAdaptive;   // into drafter.depths
+  double confidence = 0;            // below which drafts are not verified
   StopRules rules;
   SamplingParams sampling;  // but for `eos`, which are `rules`
 

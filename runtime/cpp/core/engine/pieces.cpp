@@ -34,7 +34,7 @@ void Session::set_mask(specc_mask_fn mask, void* user) {
 
 // Whether the tokens of this text are chosen here; if so, the sampler is ready.
 bool Session::chooses() {
-  if (options_.sampling.plain() && !mask_) return false;
+  if (options_.sampling.plain() && !mask_ && options_.confidence == 0) return false;
   if (sampler_ready_) return true;
   const int64_t vocab_size = artifact_->manifest().model.vocab_size;
   if (sampler_ == nullptr) sampler_ = std::make_unique<Sampler>(vocab_size, round_tokens_.size());
@@ -45,8 +45,19 @@ bool Session::chooses() {
   const auto foreign = [&](int64_t id) { return id < 0 || id >= vocab_size; };
   params.eos.erase(std::remove_if(params.eos.begin(), params.eos.end(), foreign), params.eos.end());
   sampler_->set(params);
+  for (const auto& by_depth : artifact_->rounds().rounds()) {
+    for (const Round& round : by_depth) {
+      if (draws(round)) draft_scores_.reserve(round);
+    }
+  }
   sampler_ready_ = true;
   return true;
+}
+
+// Whether drafts are drawn from a law that acceptance is told.
+bool Session::draws(const Round& round) const {
+  return options_.sampling.rule != AcceptanceRule::kMatch && options_.sampling.temperature > 0 &&
+         !round.draft_logits_outputs.empty();
 }
 
 double Session::run_piece(const Plan& plan, size_t rows) {
@@ -56,14 +67,16 @@ double Session::run_piece(const Plan& plan, size_t rows) {
   return watch.seconds();
 }
 
-// Copies what was proposed.
-void Session::take_drafts(const Round& round) {
+// Copies what was proposed. Returns how many leading drafts are worth verifying.
+size_t Session::take_drafts(const Round& round) {
   const int64_t* drafts = frame_.integers(*round.propose, round.drafts_output, round.draft_length);
   const int64_t vocab_size = artifact_->manifest().model.vocab_size;
   if (std::any_of(drafts, drafts + round.draft_length, [&](int64_t id) { return id < 0 || id >= vocab_size; })) {
     throw Error(Code::Compute, "a drafter proposed tokens out of range").where(round.propose->name);
   }
   std::copy_n(drafts, round.draft_length, inputs_.drafts.begin());
+  if (draws(round)) draft_scores_.take(frame_, round);
+  return options_.confidence > 0 ? DraftScores::trusted(frame_, round, options_.confidence) : round.draft_length;
 }
 
 // Prepares the shortest verification of so many drafts. Rows beyond them hold drafts that do not count.
@@ -84,14 +97,15 @@ Session::Execution Session::execute_pieces(const Round& round) {
   const size_t rows = fill_round(round);
   const Results results(frame_, artifact_->library());
   double seconds = 0;
+  size_t trusted = round.draft_length;
   if (round.propose != nullptr) {
     seconds += run_piece(*round.propose, rows);
-    take_drafts(round);
+    trusted = take_drafts(round);
   }
   const Stopwatch masking;
   const int64_t* drafts = inputs_.drafts.data();
-  const size_t allowed = mask_ ? mask_.ask(committed_.data(), turn_start_, committed_.size(), drafts, round.draft_length)
-                               : round.draft_length;
+  const size_t allowed = mask_ ? mask_.ask(committed_.data(), turn_start_, committed_.size(), drafts, trusted)
+                               : trusted;
   seconds += masking.seconds();
 
   const Round& verified = fill_verify(allowed);
@@ -103,11 +117,16 @@ Session::Execution Session::execute_pieces(const Round& round) {
   scored.stride = logits.stride;
   scored.drafts = drafts;
   scored.draft_count = allowed;
+  if (draws(round)) {
+    // A draft that a grammar forbids is not cut, which would tell of it, but tried in vain: it has no probability.
+    scored.draft = draft_scores_.logits();
+    scored.draft_count = std::min(allowed + 1, trusted);
+  }
   scored.allowed = mask_.bits();
   scored.allowed_words = mask_.words();
   sampled_ = sampler_->choose({committed_.data(), turn_start_, committed_.size()}, scored);
   std::copy_n(sampled_.tokens, sampled_.accepted + 1, round_tokens_.begin());
-  return {sampled_.accepted, allowed, seconds + choosing.seconds()};
+  return {sampled_.accepted, trusted, allowed, seconds + choosing.seconds()};
 }
 
 Session::Logprobs Session::logprobs() const {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "../../model/noise.h"
 #include "../error.h"
 #include "session.h"
 
@@ -111,8 +112,12 @@ size_t Session::fill_round(const Round& round) {
   inputs_.length = static_cast<int64_t>(n);
   inputs_.tap_row = n > 0 && taps_.covers(n - 1) ? static_cast<int64_t>(n - 1 - taps_.start) : 0;
   inputs_.seed = options_.sampling.seed;
-  // Drafts that are kept by p/q are certain, so that q is 1.
-  inputs_.temperature = options_.sampling.rule == AcceptanceRule::kMatch ? options_.sampling.temperature : 0;
+  inputs_.temperature = options_.sampling.temperature;
+  if (options_.sampling.rule != AcceptanceRule::kMatch) {
+    // Drafts that are kept by p/q are drawn by a noise of their own, or without any, so that q is 1.
+    inputs_.seed = static_cast<int64_t>(round_seed(static_cast<uint64_t>(inputs_.seed), Purpose::kDraft, n));
+    if (!draws(round)) inputs_.temperature = 0;
+  }
   taps_.rows = 0;  // overwritten by what follows, should it fail
   if (!round.extends) return 0;
   // The last row is always among them: drafts go on from it.
@@ -145,7 +150,7 @@ Session::Execution Session::execute(const Round& round) {
   }
   std::copy_n(tokens, accepted + 1, round_tokens_.begin());
   sampled_ = {};
-  return {static_cast<size_t>(accepted), round.draft_length, seconds};
+  return {static_cast<size_t>(accepted), round.draft_length, round.draft_length, seconds};
 }
 
 void Session::commit(const Round& round, size_t accepted) {
@@ -193,7 +198,9 @@ void Session::record(const Round& round, size_t length_index, const Execution& d
   if (kept < accepted) {
     ++(finish_ == Finish::kStop ? stats_.cut.stop : stats_.cut.length);
   } else if (accepted < round.draft_length) {
-    ++(accepted < done.allowed ? stats_.cut.mismatch : stats_.cut.grammar);
+    ++(accepted < done.allowed       ? stats_.cut.mismatch
+       : done.allowed < done.trusted ? stats_.cut.grammar
+                                     : stats_.cut.confidence);
   }
   const double ratio = static_cast<double>(accepted) / static_cast<double>(round.draft_length);
   const double before = acceptance_ewma_.value_or(ratio);

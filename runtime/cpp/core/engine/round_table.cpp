@@ -1,6 +1,7 @@
 #include "round_table.h"
 
 #include <algorithm>
+#include <numeric>
 #include <string>
 
 #include "../dtype.h"
@@ -54,12 +55,12 @@ size_t require_output(const Plan& plan, const char* name, int64_t rows) {
   return static_cast<size_t>(index);
 }
 
-size_t require_logits(const Plan& plan, int64_t rows, int64_t vocab_size) {
-  const int index = plan.output("logits");
+size_t require_logits(const Plan& plan, const std::string& name, int64_t rows, int64_t vocab_size) {
+  const int index = plan.output(name.c_str());
   const ValueSpec* logits = index < 0 ? nullptr : &plan.outputs[static_cast<size_t>(index)];
   if (logits == nullptr || logits->dtype != SPECC_F32 || logits->shape.size() != 2 || logits->shape[0] != rows ||
       logits->shape[1] < vocab_size) {
-    fail("an output is missing or of another dtype or shape than agreed", plan.name + ".logits");
+    fail("an output is missing or of another dtype or shape than agreed", plan.name + "." + name);
   }
   return static_cast<size_t>(index);
 }
@@ -70,11 +71,26 @@ void add_pieces(Round& round, const RoundSpec& spec, const std::vector<Plan>& pl
   const auto drafts = static_cast<int64_t>(round.draft_length);
   round.verify = &require_plan(plans, spec.verify);
   check_inputs(*round.verify, kVerifyInputs, round.draft_length, false);
-  round.logits_output = require_logits(*round.verify, drafts + 1, manifest.model.vocab_size);
+  round.logits_output = require_logits(*round.verify, "logits", drafts + 1, manifest.model.vocab_size);
   if (drafts == 0 || manifest.drafter.on_host()) return;
   round.propose = &require_plan(plans, spec.propose);
   check_inputs(*round.propose, known, round.draft_length, false);
   round.drafts_output = require_output(*round.propose, "drafts", drafts);
+  if (round.propose->output("logits_0") < 0) return;  // an artifact of before
+  for (int64_t j = 0; j < drafts; ++j) {
+    const std::string name = "logits_" + std::to_string(j);
+    const size_t output = require_logits(*round.propose, name, 1, manifest.model.vocab_size);
+    round.draft_logits_outputs.push_back(output);
+  }
+  const auto least = [&](size_t columns, size_t output) {
+    return std::min(columns, static_cast<size_t>(round.propose->outputs[output].shape[1]));
+  };
+  const auto& outputs = round.draft_logits_outputs;
+  round.draft_columns = std::accumulate(outputs.begin(), outputs.end(), ~size_t{0}, least);
+  if (round.propose->output("confidence_0") < 0) return;
+  for (int64_t j = 0; j < drafts; ++j) {
+    round.confidence_outputs.push_back(require_logits(*round.propose, "confidence_" + std::to_string(j), 1, 1));
+  }
 }
 
 Round checked_round(const RoundSpec& spec, const std::vector<Plan>& plans, const Manifest& manifest) {

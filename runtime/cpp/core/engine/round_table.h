@@ -20,6 +20,9 @@ struct Round {
   const Plan* propose = nullptr;  // null: drafts come from the host, or there are none
   const Plan* verify = nullptr;   // null: the artifact has none
   size_t drafts_output = 0, logits_output = 0;
+  std::vector<size_t> draft_logits_outputs;  // of propose, one for each draft; none: it does not tell
+  size_t draft_columns = 0;
+  std::vector<size_t> confidence_outputs;  // of propose: whether each draft will be kept; none: it does not foretell
 };
 
 class RoundTable {
@@ -34,6 +37,7 @@ class RoundTable {
   // length_index: into the manifest's num_speculative_tokens; depth_index: into drafter.depths (ignored without
   // depths).
   const Round& round(size_t length_index, size_t depth_index) const;
+  const std::vector<std::vector<Round>>& rounds() const { return rounds_; }  // [length][depth]
 
  private:
   const Plan* prefill_ = nullptr;

@@ -13,6 +13,7 @@
 #include "specc.h"
 #include "commit.h"
 #include "controller.h"
+#include "draft_scores.h"
 #include "inputs.h"
 #include "options.h"
 #include "state.h"
@@ -96,16 +97,18 @@ class Session {
   bool ready_for(const Round& round);
   struct Execution {
     size_t accepted;
-    size_t allowed;  // drafts that a grammar did not forbid
+    size_t trusted;  // drafts that were worth verifying
+    size_t allowed;  // of those, what a grammar did not forbid
     double seconds;  // in this session's turn, and in choosing tokens
   };
   size_t fill_round(const Round& round);
+  bool draws(const Round& round) const;
   Execution execute(const Round& round);
   bool chooses();
   LengthController& controller() { return chooses() ? piece_controller_ : length_controller_; }
   Execution execute_pieces(const Round& round);
   double run_piece(const Plan& plan, size_t rows);
-  void take_drafts(const Round& round);
+  size_t take_drafts(const Round& round);
   const Round& fill_verify(size_t drafts);
   void commit(const Round& round, size_t accepted);
   void record(const Round& round, size_t length_index, const Execution& done, size_t kept, double draft_seconds);
@@ -126,6 +129,7 @@ class Session {
   TokenMask mask_;
   std::unique_ptr<Sampler> sampler_;  // once tokens are chosen here
   bool sampler_ready_ = false;        // knows the options
+  DraftScores draft_scores_;          // where drafts are drawn
   Sampled sampled_;                   // of the last round, if it was chosen here
   size_t round_kept_ = 0;             // tokens of the last round that were committed
 

@@ -18,7 +18,7 @@ struct LengthStats {
 
 // Why drafts were not kept: once for each round that lost some, by what came first.
 struct CutStats {
-  uint64_t mismatch = 0, grammar = 0, stop = 0, length = 0;
+  uint64_t mismatch = 0, grammar = 0, confidence = 0, stop = 0, length = 0;
 };
 
 struct Stats {
