@@ -182,6 +182,15 @@ def test_masks_are_the_dialects(model, window, tree):
     assert [bits(a) for a in found] == [bits(b.numpy()) for b in want]
 
 
+def test_rows_in_the_caches_own_type_are_written_as_they_are(model, rng):
+    cache = rng.standard_normal((1, 6, 4)).astype(np.float16)
+    x = rng.standard_normal((2, 1, 4)).astype(np.float16)
+    want = cache.copy()
+    want[0, [3, 1]] = x[:, 0]
+    model.run("specc.cache_write", cache, x, np.array([3, 1]), outputs=0)
+    assert bits(cache) == bits(want)
+
+
 def test_masks_of_rows_that_cannot_be(model):
     for position, row in ((5, 4), (0, 12), (-1, 3)):
         with pytest.raises(KernelError, match="masks: row 0"):

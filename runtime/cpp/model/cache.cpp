@@ -22,9 +22,10 @@ Status check_rows(const char* what, const Tensor& rows, int64_t count, int64_t c
 
 Status cache_write(Tensor& cache, const Tensor& x, const Tensor& rows) {
   const bool half = cache.dtype == SPECC_F16 || cache.dtype == SPECC_BF16;
-  if ((cache.dtype != SPECC_F32 && !half) || x.dtype != SPECC_F32 || cache.ndim != 3 || x.ndim != 3 ||
+  const bool as_it_is = half && x.dtype == cache.dtype;  // rounded already, by who computed it
+  if ((cache.dtype != SPECC_F32 && !half) || (x.dtype != SPECC_F32 && !as_it_is) || cache.ndim != 3 || x.ndim != 3 ||
       x.sizes[1] != cache.sizes[0] || x.sizes[2] != cache.sizes[2]) {
-    return fail("cache_write: x f32 [T, heads, size] must fit the cache [heads, rows, size], f32, f16 or bf16");
+    return fail("cache_write: x [T, heads, size], f32 or of the cache's type, must fit the cache [heads, rows, size]");
   }
   const int64_t count = x.sizes[0];
   if (check_rows("cache_write", rows, count, cache.sizes[1]) != kOk) return 1;
@@ -34,7 +35,13 @@ Status cache_write(Tensor& cache, const Tensor& x, const Tensor& rows) {
     const int64_t row = rows.data<int64_t>()[t * rows.strides[0]];
     for (int64_t head = 0; head < cache.sizes[0]; head++) {
       const int64_t to = head * cache.strides[0] + row * cache.strides[1];
-      const float* from = x.data<float>() + t * x.strides[0] + head * x.strides[1];
+      const int64_t at = t * x.strides[0] + head * x.strides[1];
+      if (as_it_is) {
+        const uint16_t* halves = x.data<uint16_t>() + at;
+        for (int64_t d = 0; d < size; d++) cache.data<uint16_t>()[to + d * to_stride] = halves[d * from_stride];
+        continue;
+      }
+      const float* from = x.data<float>() + at;
       if (dense) {
         std::memcpy(cache.data<float>() + to, from, size * sizeof(float));
       } else if (half) {
