@@ -47,10 +47,12 @@ class Logprobs:
 
 _COUNTS = (
     "rounds", "drafts", "draft_tokens", "accepted_tokens", "new_tokens", "prefill_tokens",
-    "k_current", "depth_current", "cut_mismatch", "cut_grammar", "cut_stop", "cut_length",
+    "k_current", "depth_current", "cut_mismatch", "cut_grammar", "cut_confidence", "cut_stop",
+    "cut_length",
 )  # fmt: skip
 _FLOATS = frozenset((
-    "frequency_penalty", "min_p", "presence_penalty", "repetition_penalty", "temperature", "top_p",
+    "confidence_threshold", "frequency_penalty", "min_p", "presence_penalty", "repetition_penalty",
+    "temperature", "top_p",
 ))  # fmt: skip
 _NUMBERS = ("prefill_s", "decode_s", "draft_s", "round_s", "acceptance_ewma")
 

@@ -58,6 +58,7 @@ class Stats:
     per_k: tuple[LengthStats, ...]
     cut_mismatch: int = 0
     cut_grammar: int = 0
+    cut_confidence: int = 0
     cut_stop: int = 0
     cut_length: int = 0
 
