@@ -90,7 +90,7 @@ def test_every_pipeline_agrees_all_the_way(method: str) -> None:
 def test_the_broken_pass_is_named(place: int) -> None:
     program, pipeline = toy.decoder(), METHODS["ngram"]()
     passes = list(pipeline.passes)
-    assert len(passes) == 11
+    assert len(passes) == 12
     passes.insert(place, Scramble())
     found = bisector(program)
     with pytest.raises(PassError, match="after scramble") as caught:
