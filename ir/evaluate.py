@@ -31,6 +31,7 @@ def text_inputs(
 ) -> list[torch.Tensor]:  # fmt: skip
     """What a target, prefill, verify or draft takes for tokens of the text at cache row `first_row`."""
     known = {"tokens": tokens, "positions": positions, "rows": positions + first_row}
+    known["parents"] = torch.full_like(positions, -1)  # a text is no tree
     inputs = program.functions[function].inputs
     return [known[node.name] for node in inputs if node.name in known]
 

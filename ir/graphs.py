@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -45,6 +45,17 @@ def has_effect(node: fx.Node) -> bool:
     if node.op == "call_module":
         return bool(node.meta.get("writes"))
     return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+
+
+def written(node: fx.Node) -> Iterator[object]:
+    """The arguments that an operation writes to; nothing for calls of functions."""
+    if node.op != "call_function" or not has_effect(node):
+        return
+    schema = node.target._schema  # type: ignore[union-attr]
+    values = {a.name: v for a, v in zip(schema.arguments, node.args, strict=False)} | node.kwargs
+    for argument in schema.arguments:
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            yield values.get(argument.name)
 
 
 def drop_dead(graph: fx.Graph) -> int:

@@ -32,7 +32,8 @@ def _lines(program: SpeculativeProgram) -> Iterator[str]:
     yield from _weights(program.weights)
     for played in program.rounds:
         depth = f" depth={played.depth}" if played.depth else ""
-        yield f"round K={played.k}{depth}: {played.function}"
+        nodes = f" nodes={played.nodes}" if played.nodes != played.k else ""
+        yield f"round K={played.k}{depth}{nodes}: {played.function}"
     order = {role: place for place, role in enumerate(Role)}
     for function in sorted(program.functions.values(), key=lambda f: order[f.role]):
         yield from function_lines(function)
@@ -77,6 +78,7 @@ def _drafter(contract: Contract) -> str:
             parts.append(f"{name}={list(values)}")
     if contract.draft_vocab_size:
         parts.append(f"vocabulary={contract.draft_vocab_size}")
+    parts += [f"tree={contract.tree}"] if contract.tree else []
     parts += [f"{name}={value}" for name, value in sorted(contract.options.items())]
     return " ".join(parts)
 

@@ -238,7 +238,10 @@ Status attend(Tensor& out, const Tensor& q, const Tensor& k, const Tensor& v, co
   const int64_t count = q.sizes[0], group = q.sizes[1] / k.sizes[0];
   constexpr int64_t kRowInts = sizeof(Row) / sizeof(int64_t), kBlockInts = sizeof(Block) / sizeof(int64_t);
   const int64_t most_blocks = count * (group / kMaxQueries + 2);
-  const int64_t paths = seen.parents == nullptr ? 0 : count * count;
+  // Rows of a prefill have parents too where a model knows trees, and all of them are roots.
+  bool tree = false;
+  for (int64_t t = 0; seen.parents != nullptr && t < count && !tree; t++) tree = at(*seen.parents, t) >= 0;
+  const int64_t paths = tree ? count * count : 0;
   const Memory memory(SPECC_I64, count * kRowInts + most_blocks * kBlockInts + paths);
   if (!memory) return 1;
   int64_t* integers = memory.data<int64_t>();

@@ -41,5 +41,13 @@ Status run_cache_move(const Call& call);
 // accept.cpp
 Status run_argmax(const Call& call);
 Status run_accept(const Call& call);
+// tree.cpp
+Status run_roots(const Call& call);
+Status run_take(const Call& call);
+Status run_candidates(const Call& call);
+Status run_cross(const Call& call);
+Status run_best(const Call& call);
+Status run_prune_tree(const Call& call);
+Status run_accept_tree(const Call& call);
 
 }  // namespace specc

@@ -74,8 +74,13 @@ Status cache_move(Tensor& cache, const Tensor& source, const Tensor& target) {
   for (int64_t head = 0; head < cache.sizes[0]; head++) {
     char* const base = cache.storage->data + cache.offset * static_cast<int64_t>(dtype_size(cache.dtype)) +
                        head * cache.sizes[1] * bytes;
-    for (int64_t i = 0; i < count; i++) std::memcpy(copied + i * bytes, base + row(source, i), bytes);
-    for (int64_t i = 0; i < count; i++) std::memcpy(base + row(target, i), copied + i * bytes, bytes);
+    const auto moves = [&](int64_t i) { return row(source, i) != row(target, i); };
+    for (int64_t i = 0; i < count; i++) {
+      if (moves(i)) std::memcpy(copied + i * bytes, base + row(source, i), bytes);
+    }
+    for (int64_t i = 0; i < count; i++) {
+      if (moves(i)) std::memcpy(base + row(target, i), copied + i * bytes, bytes);
+    }
   }
   release(copy);
   return kOk;
