@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from specc.errors import PassError
-from specc.ir import DraftState, SpeculativeProgram, TensorType, Weight
+from specc.ir import DraftState, DynamicTree, SpeculativeProgram, TensorType, Tree, Weight
 from specc.ir.dialect import ops
 from specc.ir.importers.drafters import Attention, Block, DrafterCheckpoint, DrafterSpec, Kind
 from specc.ir.program import Function
@@ -23,6 +23,7 @@ from specc.passes.drafter_layers import (
 )
 from specc.passes.leaf_writer import PREFIX, Leaf, LeafWriter, shared
 from specc.passes.propose import Proposal, proposals
+from specc.passes.propose_tree import TreeProposal, refuse_unfit, tree_weights
 
 aten = torch.ops.aten
 KINDS = (Kind.DFLASH, Kind.DSPARK)
@@ -37,6 +38,8 @@ class AttachBlock(Pass):
             x = <layers>(embed(root, mask, mask, ...)), each writing its keys and values behind the
             text's; logits = head(rows of x that give drafts); draft j = choose(logits[j]), or of
             logits[j] + markov(draft j - 1). A head that foretells what is kept reads no draft from j on.
+            or, with a tree of N nodes, -> (tokens[N+1], parents[N+1], depths[N+1]), of logits[j] at depth
+            j + 1 of every path, or of those + markov(the token before)
 
     The block has as many rows as the drafter was trained with, whatever K is; what it writes is
     written again by verify, or by the next block. So there must be room for it: `draft_rows`.
@@ -47,6 +50,7 @@ class AttachBlock(Pass):
     drafter: DrafterCheckpoint | None = None
     num_speculative_tokens: tuple[int, ...] = (0, 2, 4)
     max_model_len: int = 2048
+    tree: Tree | None = None
 
     def requires(self, program: SpeculativeProgram) -> None:
         need("drafter.k.0" in program.state, "the target keeps no context", "keep-features")
@@ -63,6 +67,9 @@ class AttachBlock(Pass):
                 cure="correct --num-speculative-tokens",
             )  # fmt: skip
         refuse_unknown_layers(spec)
+        tokens = spec.draft_vocab_size if spec.mapped else spec.vocab_size
+        walks = f"a {spec.kind} drafter with a Markov head" if spec.markov is not None else ""
+        refuse_unfit(self.tree, self.num_speculative_tokens, tokens, walks)
         for number in range(len(spec.layers)):
             _reach(spec, spec.block, number)
 
@@ -78,17 +85,20 @@ class AttachBlock(Pass):
             weights[f"{PREFIX}markov.start"] = Weight.of(torch.zeros(1, spec.markov.rank))
         for index in range(spec.block.size):
             weights[f"constant.{index}"] = Weight.of(torch.tensor([index]))
+        weights |= tree_weights(self.tree, ks)
         program = replace(program, weights=program.weights.added(weights))  # refuses other contents
         if there := proposals(program):
             same("K", there, ks)
+            same("tree", program.contract.tree, self.tree)
             return PassResult(program, modified=False)
         block = _Block(program, spec, spec.block)
         contract = replace(
-            program.contract, state=DraftState.TARGET, draft_rows=spec.block.size,
+            program.contract, state=DraftState.TARGET, draft_rows=spec.block.size, tree=self.tree,
             draft_vocab_size=spec.draft_vocab_size if spec.mapped else 0,
         )  # fmt: skip
-        program = replace(block.program, contract=contract)
-        return PassResult(program.with_functions(*map(block.propose, ks)), modified=True)
+        block.program = replace(block.program, contract=contract)
+        functions = map(block.propose, ks)
+        return PassResult(block.program.with_functions(*functions), modified=True)
 
     def ensures(self, program: SpeculativeProgram) -> None:
         promise(proposals(program), "it cannot draft")
@@ -128,9 +138,40 @@ class _Block:
 
     def propose(self, k: int) -> Function:
         """propose_K."""
-        program, size = self.program, self.block.size
-        proposal = Proposal(program, k)
-        builder = proposal.builder
+        tree = self.program.contract.tree
+        if tree is not None:
+            return self._tree(TreeProposal(self.program, k), tree)
+        proposal = Proposal(self.program, k)
+        logits, hidden = self._scored(proposal)
+        state = self._start(proposal)
+        for j in range(k):
+            scores = self._row(proposal, logits, j)
+            read = (j, scores, proposal.before, hidden, state)
+            scores, state, confidence = self._chosen(proposal, *read)
+            proposal.choose(scores, confidence)
+        return proposal.end()
+
+    def _tree(self, proposal: TreeProposal, tree: Tree) -> Function:
+        logits, hidden = self._scored(proposal)
+        every = [self._row(proposal, logits, j) for j in range(proposal.k)]
+        state, front = self._start(proposal), proposal.front
+        if self.spec.markov is None:
+            read = (front.tokens, hidden, state)
+            rows = [self._chosen(proposal, j, x, *read)[0] for j, x in enumerate(every)]
+            return proposal.of_marginals(rows, tree)
+        assert isinstance(tree, DynamicTree)
+        for j, row in enumerate(every):
+            if j:
+                front = proposal.advance(tree.width)
+                state = [proposal.take(x, front.slots) for x in state]
+            wide = proposal.same(row, front.count)
+            scores, state, _ = self._chosen(proposal, j, wide, front.tokens, hidden, state)
+            proposal.grow(scores, tree.width)
+        return proposal.pruned(tree)
+
+    def _scored(self, proposal: Proposal) -> list[fx.Node]:
+        """Logits by draft id and hidden states of the K rows that give drafts."""
+        program, size, builder = self.program, self.block.size, proposal.builder
         masks = builder.weight(f"{PREFIX}masks", program.weights[f"{PREFIX}masks"].type)
         row = TensorType("i64", (size,))
         tokens = (
@@ -147,24 +188,37 @@ class _Block:
             seen = last if _reach(self.spec, self.block, number)[0] else place
             (x,) = layer.call(builder, program, x, *place, *seen, rows=size)
         first = 0 if self.block.anchor_first else 1
+        k = proposal.k
         rows = [self._row(proposal, x, first + j) for j in range(k)]
         wide = TensorType("f32", (k, self.spec.hidden_size))
         x = builder.op(aten.cat.default, rows, type_=wide) if k > 1 else rows[0]
-        logits, hidden = self.head.call(builder, program, x, rows=k)
-        state: list[fx.Node] = []
-        if self.spec.markov is not None and self.spec.markov.kind == "rnn":
-            name = f"{PREFIX}markov.start"
-            state = [builder.weight(name, program.weights[name].type)]
-        for j in range(k):
-            scores = self._row(proposal, logits, j)
-            if self.choose is not None:
-                more = [proposal.before] if self.spec.markov else []
-                if self._reads_hidden:
-                    more.append(self._row(proposal, hidden, j))
-                scores, *state = self.choose.call(builder, program, scores, *more, *state, rows=1)
-            confidence = state.pop() if self.spec.confidence else None
-            proposal.choose(scores, confidence)
-        return proposal.end()
+        return self.head.call(builder, program, x, rows=k)
+
+    def _start(self, proposal: Proposal) -> list[fx.Node]:
+        """What a recurrent Markov head begins with."""
+        if self.spec.markov is None or self.spec.markov.kind != "rnn":
+            return []
+        name = f"{PREFIX}markov.start"
+        return [proposal.builder.weight(name, self.program.weights[name].type)]
+
+    def _chosen(
+        self, proposal: Proposal, place: int, logits: fx.Node, before: fx.Node, hidden: fx.Node,
+        state: list[fx.Node],
+    ) -> tuple[fx.Node, list[fx.Node], fx.Node | None]:  # fmt: skip
+        """Logits by target id, the next state, and the confidence where there is such a head.
+
+        `logits` f32[F, Vd] and `before` [F] of F paths at one place of the block; `hidden` f32[K, H] of all places.
+        """
+        if self.choose is None:
+            return logits, [], None
+        rows = int(logits.meta["type"].shape[0])
+        more = [before] if self.spec.markov else []
+        if self._reads_hidden:
+            row = self._row(proposal, hidden, place)
+            more.append(proposal.same(row, rows) if isinstance(proposal, TreeProposal) else row)
+        values = (logits, *more, *state)
+        logits, *state = self.choose.call(proposal.builder, self.program, *values, rows=rows)
+        return logits, state, state.pop() if self.spec.confidence else None
 
     def _row(self, proposal: Proposal, x: fx.Node, index: int) -> fx.Node:
         where = proposal.builder.weight(f"constant.{index}", TensorType("i64", (1,)))

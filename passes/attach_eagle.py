@@ -9,9 +9,9 @@ import torch
 from torch import fx
 
 from specc.errors import PassError
-from specc.ir import DraftState, Role, SpeculativeProgram, TensorType, Weight
+from specc.ir import DraftState, DynamicTree, Role, SpeculativeProgram, TensorType, Tree, Weight
 from specc.ir.dialect import ops
-from specc.ir.graphs import Builder
+from specc.ir.graphs import Builder, type_of
 from specc.ir.importers.drafters.spec import DrafterCheckpoint, DrafterSpec, Kind, Recycle
 from specc.ir.program import Function
 from specc.ir.round_inputs import EXTEND_INPUTS
@@ -27,6 +27,7 @@ from specc.passes.drafter_layers import (
 from specc.passes.keep_features import FEATURES
 from specc.passes.leaf_writer import PREFIX, Leaf, LeafWriter, shared
 from specc.passes.propose import Proposal, proposals
+from specc.passes.propose_tree import TreeProposal, refuse_unfit, tree_weights
 
 aten = torch.ops.aten
 KINDS = (Kind.EAGLE, Kind.EAGLE3, Kind.MTP)
@@ -44,11 +45,13 @@ class AttachEagle(Pass):
             draft_first(next_tokens[T], positions[T], rows[T]) -> (logits[1, V], hidden[1, H]) of the last row
             draft(tokens[1], positions[1], rows[1], hidden[1, H]) -> (logits[1, V], hidden[1, H])
             propose_K(root, ..., next_tokens[T], positions[T], rows[T]) -> drafts[K]: the one, then the other
+            or, with a tree of N nodes, -> (tokens[N+1], parents[N+1], depths[N+1]); there is no draft then
 
     `extend` and `draft_first` read the target's features of `positions`; `next_tokens` are the tokens
     one place later, which are always known. `draft` reads the hidden state of the step before in a
     feature's place; the rows that it writes are written again by the next extension. A drafter with
-    fewer tokens than the target gives -inf to those that it does not have.
+    fewer tokens than the target gives -inf to those that it does not have. A level of a tree is drafted in one call,
+    which runs those above it again, from the last extended row on: attention knows a row's ancestors within a call.
     """
 
     name: ClassVar[str] = "attach-eagle"
@@ -56,6 +59,7 @@ class AttachEagle(Pass):
     drafter: DrafterCheckpoint | None = None
     num_speculative_tokens: tuple[int, ...] = (0, 2, 4)
     max_model_len: int = 2048
+    tree: Tree | None = None
 
     def requires(self, program: SpeculativeProgram) -> None:
         need(FEATURES in program.state, "the target keeps no features", "keep-features")
@@ -66,28 +70,38 @@ class AttachEagle(Pass):
                 expected=", ".join(KINDS), cure="choose another drafter, or --method suffix",
             )  # fmt: skip
         refuse_unknown_layers(spec)
+        tokens = spec.draft_vocab_size if spec.mapped else spec.vocab_size
+        refuse_unfit(self.tree, self.num_speculative_tokens, tokens, f"a {spec.kind} drafter")
 
     def call(self, program: SpeculativeProgram) -> PassResult:
         drafter = given(self.drafter)
         spec = drafter.spec
         weights = drafter_weights(drafter, self.max_model_len)
         weights[LAST] = Weight.of(torch.tensor([1 << 40]))
+        weights |= tree_weights(self.tree, self.num_speculative_tokens)
         if "extend" in program.functions:
             program.weights.added(weights)  # refuses other contents
             same("K", proposals(program), [k for k in self.num_speculative_tokens if k])
+            same("tree", program.contract.tree, self.tree)
             return PassResult(program, modified=False)
         program = replace(program, weights=program.weights.added(weights)).with_state(*caches(spec))
-        chain = _Chain(program, spec)
+        chain, tree = _Chain(program, spec, self.tree is not None), self.tree
+        deepest = max(self.num_speculative_tokens)
         contract = replace(
-            program.contract, state=DraftState.OWN, extend="extend", min_length=1,
+            program.contract, state=DraftState.OWN, extend="extend", min_length=1, tree=tree,
             draft_vocab_size=spec.draft_vocab_size if spec.mapped else 0,
+            draft_rows=(deepest - 1) * tree.width if isinstance(tree, DynamicTree) else 0,
         )  # fmt: skip
-        program = replace(chain.program, contract=contract).with_functions(*chain.functions())
-        functions = [_propose(program, k) for k in self.num_speculative_tokens if k]
-        return PassResult(program.with_functions(*functions), modified=True)
+        chain.program = replace(chain.program, contract=contract).with_functions(*chain.functions())
+        functions = [
+            chain.propose_tree(k, tree) if isinstance(tree, DynamicTree) else chain.propose(k)
+            for k in self.num_speculative_tokens
+            if k
+        ]
+        return PassResult(chain.program.with_functions(*functions), modified=True)
 
     def ensures(self, program: SpeculativeProgram) -> None:
-        promise({"extend", "draft_first", "draft"} <= set(program.functions), "it cannot draft")
+        promise({"extend", "draft_first"} <= set(program.functions), "it cannot draft")
 
 
 def read_features(program: SpeculativeProgram) -> Leaf:
@@ -98,21 +112,11 @@ def read_features(program: SpeculativeProgram) -> Leaf:
     return writer.end(writer.op(aten.index_select.default, kept, 0, rows), names=("features",))
 
 
-def _propose(program: SpeculativeProgram, k: int) -> Function:
-    proposal = Proposal(program, k, **EXTEND_INPUTS)
-    logits, hidden = proposal.call("draft_first", *proposal.inputs.values())
-    proposal.choose(logits)
-    for step in range(k - 1):
-        logits, hidden = proposal.call("draft", proposal.before, *proposal.place(step), hidden)
-        proposal.choose(logits)
-    return proposal.end()
-
-
 class _Chain:
     """The leaves of one drafter, and the functions that call them."""
 
-    def __init__(self, program: SpeculativeProgram, spec: DrafterSpec) -> None:
-        self.program, self.spec = program, spec
+    def __init__(self, program: SpeculativeProgram, spec: DrafterSpec, trees: bool) -> None:
+        self.program, self.spec, self.trees = program, spec, trees
         self.features = read_features(program)
         self.width = program.state[FEATURES].type.shape[-1]
         self.enter = self._enter()
@@ -122,8 +126,44 @@ class _Chain:
         functions = {leaf.function.name: leaf.function for leaf in leaves}
         self.program = program.with_functions(*functions.values())
 
+    def propose(self, k: int) -> Function:
+        """propose_K of a chain."""
+        proposal = Proposal(self.program, k, **EXTEND_INPUTS)
+        logits, hidden = proposal.call("draft_first", *proposal.inputs.values())
+        proposal.choose(logits)
+        for step in range(k - 1):
+            logits, hidden = proposal.call("draft", proposal.before, *proposal.place(step), hidden)
+            proposal.choose(logits)
+        return proposal.end()
+
+    def propose_tree(self, k: int, tree: DynamicTree) -> Function:
+        """propose_K of a tree.
+
+        The rows of a call: the last that was extended over, then `width` for each level so far.
+        """
+        proposal, width = TreeProposal(self.program, k, **EXTEND_INPUTS), tree.width
+        builder, above = proposal.builder, proposal.place(-1)
+        logits, hidden = proposal.call("draft_first", *proposal.inputs.values())
+        proposal.grow(logits, width)
+        tokens, positions = [proposal.root], [above[0]]
+        parents = [builder.op(ops.roots.default, proposal.root, type_=type_of(proposal.root))]
+        read = self.features.call(builder, self.program, above[1], rows=1)
+        for level in range(k - 1):
+            front = proposal.advance(width)
+            rows = 1 + (level + 1) * width
+            tokens.append(front.tokens)
+            positions.append(proposal.same(proposal.position(level), width))
+            parents.append(proposal.shifted(front.slots, max(0, 1 + (level - 1) * width)))
+            read.append(proposal.take(hidden, front.slots))
+            place = [proposal.cat(*positions), proposal.place(-1, rows)[1], proposal.cat(*parents)]
+            x = self._body(builder, proposal.cat(*tokens), place, proposal.cat(*read), rows)
+            x = proposal.take(x, proposal.count(rows - width, width))
+            logits, hidden = self._scored(builder, x, width)
+            proposal.grow(logits, width)
+        return proposal.pruned(tree)
+
     def functions(self) -> list[Function]:
-        """extend, draft_first and draft."""
+        """extend, draft_first and, for a chain, draft."""
         extend = Builder()
         next_tokens, *place = self._inputs(extend, "next_tokens", "T")
         (features,) = self.features.call(extend, self.program, place[1])
@@ -135,25 +175,27 @@ class _Chain:
         last = first.weight(LAST, self.program.weights[LAST].type)
         one = TensorType("f32", (1, self.spec.hidden_size))
         x = first.op(ops.row.default, x, last, type_=one)
-        first_results = self._scored(first, x)
+        names = ("logits", "hidden")
+        extending = [
+            Function("extend", Role.DRAFT, extend.output(), ()),
+            Function("draft_first", Role.DRAFT, first.output(*self._scored(first, x, 1)), names),
+        ]
+        if self.trees:
+            return extending
         step = Builder()
         tokens, *place = self._inputs(step, "tokens", 1)
         hidden = step.input("hidden", one)
         x = self._body(step, tokens, place, hidden, 1)
-        step_results = self._scored(step, x)
-        names = ("logits", "hidden")
-        return [
-            Function("extend", Role.DRAFT, extend.output(), ()),
-            Function("draft_first", Role.DRAFT, first.output(*first_results), names),
-            Function("draft", Role.DRAFT, step.output(*step_results), names),
-        ]
+        results = self._scored(step, x, 1)
+        return [*extending, Function("draft", Role.DRAFT, step.output(*results), names)]
 
-    @staticmethod
-    def _inputs(builder: Builder, tokens: str, rows: int | str) -> list[fx.Node]:
-        return [
-            builder.input(name, TensorType("i64", (rows,)))
-            for name in (tokens, "positions", "rows")
-        ]
+    def _inputs(self, builder: Builder, tokens: str, rows: int | str) -> list[fx.Node]:
+        """Tokens, positions, rows, and parents where layers take them: such rows are no tree."""
+        type_ = TensorType("i64", (rows,))
+        found = [builder.input(name, type_) for name in (tokens, "positions", "rows")]
+        if self.trees:
+            found.append(builder.op(ops.roots.default, found[-1], type_=type_))
+        return found
 
     def _body(
         self,
@@ -171,9 +213,9 @@ class _Chain:
             (x,) = layer.call(builder, self.program, x, *place, rows=rows)
         return x
 
-    def _scored(self, builder: Builder, x: fx.Node) -> tuple[fx.Node, fx.Node]:
-        """Logits of x [1, H], and what the next step reads."""
-        logits, *normed = self.head.call(builder, self.program, x, rows=1)
+    def _scored(self, builder: Builder, x: fx.Node, rows: int) -> tuple[fx.Node, fx.Node]:
+        """Logits of x [rows, H], and what the next step reads."""
+        logits, *normed = self.head.call(builder, self.program, x, rows=rows)
         return logits, normed[0] if normed else x
 
     def _enter(self) -> Leaf:
@@ -207,10 +249,11 @@ class _Chain:
         x = writer.value("x", "f32", "T", spec.hidden_size)
         positions = writer.value("positions", "i64", "T")
         rows = writer.value("rows", "i64", "T")
+        parents = writer.value("parents", "i64", "T") if self.trees else None
         if read is None:
             read, x = write.read(x)
         write.keys_and_values(read, positions, rows)
-        x = write.finish(write.attend(read, positions, (positions, rows)), x)
+        x = write.finish(write.attend(read, positions, (positions, rows), None, parents), x)
         return writer.end(x, names=("x",))
 
     def _head(self) -> Leaf:

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 
 from specc.errors import PassError
-from specc.ir import SpeculativeProgram
+from specc.ir import SpeculativeProgram, Tree
 from specc.ir.importers.drafters import DrafterCheckpoint, Kind, Medusa
 from specc.ir.program import Function
 from specc.passes.attach_eagle import read_features
@@ -17,6 +17,7 @@ from specc.passes.drafter_layers import given
 from specc.passes.keep_features import FEATURES
 from specc.passes.leaf_writer import PREFIX, Leaf, LeafWriter, shared
 from specc.passes.propose import Proposal, proposals
+from specc.passes.propose_tree import TreeProposal, refuse_unfit, tree_weights
 
 aten = torch.ops.aten
 
@@ -29,6 +30,9 @@ class AttachMedusa(Pass):
     After:  the same, and propose_K(root, length, temperature, seed) -> drafts[K]:
             h = $features[length - 1]; draft j = choose(lm_head_j(<residual blocks of head j>(h)))
 
+            or, with a tree, -> (tokens[N+1], parents[N+1], depths[N+1]): the ranks of the first K heads that
+            it names, or the N likeliest of their products
+
     The row before the root gave the root itself, so head j gives the token j places after it. There is
     no state of the drafter's own, and no draft depends on another.
     """
@@ -37,6 +41,7 @@ class AttachMedusa(Pass):
 
     drafter: DrafterCheckpoint | None = None
     num_speculative_tokens: tuple[int, ...] = (0, 2, 4)
+    tree: Tree | None = None
 
     def requires(self, program: SpeculativeProgram) -> None:
         need(FEATURES in program.state, "the target keeps no features", "keep-features")
@@ -52,19 +57,23 @@ class AttachMedusa(Pass):
                 expected=f"K up to {spec.medusa.heads}", found=str(max(self.num_speculative_tokens)),
                 cure="correct --num-speculative-tokens",
             )  # fmt: skip
+        refuse_unfit(self.tree, self.num_speculative_tokens, program.model.vocab_size)
 
     def call(self, program: SpeculativeProgram) -> PassResult:
         ks = [k for k in self.num_speculative_tokens if k]
         if there := proposals(program):
             same("K", there, ks)
+            same("tree", program.contract.tree, self.tree)
             return PassResult(program, modified=False)
         medusa = given(self.drafter).spec.medusa
         assert medusa is not None
         features = read_features(program)
         heads = shared([_head(program, medusa, i) for i in range(max(ks))])
-        contract = replace(program.contract, min_length=1)
+        contract = replace(program.contract, min_length=1, tree=self.tree)
         leaves = {leaf.function.name: leaf.function for leaf in (features, *heads)}
-        program = replace(program, contract=contract).with_functions(*leaves.values())
+        known = program.weights.added(tree_weights(self.tree, ks))
+        program = replace(program, contract=contract, weights=known)
+        program = program.with_functions(*leaves.values())
         functions = [_propose(program, features, heads, k) for k in ks]
         return PassResult(program.with_functions(*functions), modified=True)
 
@@ -73,11 +82,17 @@ class AttachMedusa(Pass):
 
 
 def _propose(program: SpeculativeProgram, features: Leaf, heads: list[Leaf], k: int) -> Function:
-    proposal = Proposal(program, k)
+    tree = program.contract.tree
+    proposal = Proposal(program, k) if tree is None else TreeProposal(program, k)
     (hidden,) = features.call(proposal.builder, program, proposal.place(-1)[1], rows=1)
+    every = []
     for head in heads[:k]:
-        (logits,) = head.call(proposal.builder, program, hidden, rows=1)
-        proposal.choose(logits)
+        every += head.call(proposal.builder, program, hidden, rows=1)
+        if tree is None:
+            proposal.choose(every[-1])
+    if isinstance(proposal, TreeProposal):
+        assert tree is not None
+        return proposal.of_marginals(every, tree)
     return proposal.end()
 
 

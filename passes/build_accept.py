@@ -22,6 +22,9 @@ class BuildAccept(Pass):
     Before: verify_K(tokens[K+1], positions[K+1], rows[K+1]) -> logits[K+1, V]
     After:  the same, and accept_K(tokens[K+1], logits[K+1, V], length, temperature, seed)
             -> (tokens[K+1], accepted)
+            or, where drafts are a tree of N nodes,
+            accept_K(tokens[N+1], parents[N+1], logits[N+1, V], length, temperature, seed)
+            -> (tokens[K+1], accepted, nodes[K+1]): which nodes the accepted path has
 
     The rule is target sampling: at each row the target's own choice is made (greedy, or with noise
     keyed by the absolute position), and a draft is accepted if it is that choice. So the tokens are
@@ -42,6 +45,9 @@ class BuildAccept(Pass):
             return PassResult(program, modified=False)
         functions = []
         for k in ks:
+            if k and program.contract.tree is not None:
+                functions.append(_of_tree(program, k))
+                continue
             (scored,) = results_of(program.functions[f"verify_{k}"].graph)
             row = TensorType("i64", (k + 1,))
             builder = Builder()
@@ -57,3 +63,21 @@ class BuildAccept(Pass):
             graph = builder.output(*results)
             functions.append(Function(f"accept_{k}", Role.ACCEPT, graph, ("tokens", "accepted")))
         return PassResult(program.with_functions(*functions), modified=True)
+
+
+def _of_tree(program: SpeculativeProgram, k: int) -> Function:
+    (scored,) = results_of(program.functions[f"verify_{k}"].graph)
+    every, path = (TensorType("i64", (n + 1,)) for n in (program.contract.nodes(k), k))
+    builder = Builder()
+    inputs = [
+        builder.input("tokens", every),
+        builder.input("parents", every),
+        builder.input("logits", type_of(scored)),
+        builder.input("length", ONE),
+        builder.input("temperature", TensorType("f64", (1,))),
+        builder.input("seed", ONE),
+    ]
+    vocabulary, types = program.model.vocab_size, (path, ONE, path)
+    results = builder.ops(ops.accept_tree.default, *inputs, k, vocabulary, types=types)
+    names = ("tokens", "accepted", "nodes")
+    return Function(f"accept_{k}", Role.ACCEPT, builder.output(*results), names)

@@ -140,10 +140,12 @@ class LayerWriter:
         positions: fx.Node,
         seen: tuple[fx.Node, fx.Node],
         window: int | None = None,
+        parents: fx.Node | None = None,
     ) -> fx.Node:
         """Attention of x [T, input] at `positions` -> [T, H].
 
-        `seen`: the positions and rows that cached_attention takes; `window`: another than the layer's.
+        `seen`: the positions and rows that cached_attention takes; `window`: another than the layer's; `parents`: of
+        rows that are a tree.
         """
         writer, attention = self.writer, self.attention
         width, heads = attention.head_dim, attention.heads
@@ -161,7 +163,7 @@ class LayerWriter:
         query = writer.rotate(query, positions, TABLE)
         attended = writer.op(
             ops.cached_attention.default, query, writer.state(f"drafter.k.{self.number}"),
-            writer.state(f"drafter.v.{self.number}"), *seen, None, width**-0.5, width_seen, 0.0, None,
+            writer.state(f"drafter.v.{self.number}"), *seen, parents, width**-0.5, width_seen, 0.0, None,
         )  # fmt: skip
         if gate is not None:
             attended = writer.op(aten.mul.Tensor, attended, writer.op(aten.sigmoid.default, gate))

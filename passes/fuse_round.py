@@ -9,10 +9,12 @@ import torch
 from torch import fx
 
 from specc.ir import Role, Round, SpeculativeProgram, TensorType
+from specc.ir.dialect import ops
 from specc.ir.program import Function
 from specc.ir.round_inputs import EXTEND_INPUTS, round_inputs
 from specc.passes.base import Pass, PassResult, need, promise
 from specc.passes.propose import RoundWriter, proposal_name
+from specc.passes.replay import written_state
 
 aten = torch.ops.aten
 
@@ -29,6 +31,8 @@ class FuseRound(Pass):
         2. verify_K on root and drafts at positions length .. length + K, in the cache rows of this
            text, which begin at first_row
         3. accept_K
+        4. where drafts are a tree: cache_move of whatever verify_K wrote, so that the accepted path stands in
+           consecutive rows
 
     Commit is the host's: it adds accepted + 1 to the length. Where accept_K is not the rule that a text
     asks for (penalties, grammars), the host plays the pieces, which `rounds` names, and chooses itself.
@@ -56,7 +60,7 @@ class FuseRound(Pass):
             for k in contract.num_speculative_tokens
             for depth in (contract.depths if k and contract.depths else (0,))
         )
-        functions = [_Round(program, played).function() for played in rounds]
+        functions = [_writer(program, played).function() for played in rounds]
         return PassResult(replace(program, rounds=rounds).with_functions(*functions), modified=True)
 
     def ensures(self, program: SpeculativeProgram) -> None:
@@ -69,8 +73,15 @@ class FuseRound(Pass):
 def _parts(program: SpeculativeProgram, k: int, depth: int) -> Round:
     """What a round is made of, under which the engine may also call it piece by piece."""
     name = f"round_{k}_d{depth}" if depth else f"round_{k}"
+    if k and program.contract.tree is not None:
+        return Round(name, k, depth, nodes=program.contract.nodes(k))
     propose = None if program.contract.host or not k else proposal_name(k, depth)
     return Round(name, k, depth, propose, f"verify_{k}")
+
+
+def _writer(program: SpeculativeProgram, played: Round) -> _Round:
+    tree = played.k > 0 and program.contract.tree is not None
+    return (_TreeRound if tree else _Round)(program, played)
 
 
 class _Round(RoundWriter):
@@ -87,7 +98,7 @@ class _Round(RoundWriter):
         if k:
             tokens = builder.op(aten.cat.default, [self.root, self._drafts()], type_=block)
         functions = self.program.functions
-        (logits,) = builder.call(functions[self.played.verify], [tokens, *self.place(0, k + 1)])
+        (logits,) = builder.call(functions[f"verify_{k}"], [tokens, *self.place(0, k + 1)])
         arguments = [tokens, logits, self.length, self.temperature, self.seed]
         results = builder.call(functions[f"accept_{k}"], arguments)
         graph = builder.output(*results)
@@ -97,14 +108,14 @@ class _Round(RoundWriter):
         """K tokens: of the drafter's own function, or given."""
         if self.played.propose is None:
             return self._input("drafts")
-        return self._proposed(self.program.functions[self.played.propose])
+        return self._proposed(self.program.functions[self.played.propose])[0]
 
-    def _proposed(self, propose: Function) -> fx.Node:
+    def _proposed(self, propose: Function) -> list[fx.Node]:
         """The drafter's own function; inputs that every round has are the round's, others become its own."""
         given = (self.root, self.length, self.first_row, self.temperature, self.seed)
         known = {n.name: n for n in given}
         args = [known.get(n.name) or self._input(n.name) for n in propose.inputs]
-        return self.builder.call(propose, args)[0]
+        return self.builder.call(propose, args)
 
     def _input(self, name: str) -> fx.Node:
         """An input of the engine's; added late, it still stands in front."""
@@ -112,3 +123,27 @@ class _Round(RoundWriter):
         last = [n for n in graph.nodes if n.op == "placeholder"][-1]
         with graph.inserting_after(last):
             return self.builder.input(name, (EXTEND_INPUTS | round_inputs(self.k))[name])
+
+
+class _TreeRound(_Round):
+    """A round whose drafts are a tree of N nodes."""
+
+    def function(self) -> Function:
+        k, builder, functions = self.k, self.builder, self.program.functions
+        every, path = self.program.contract.nodes(k) + 1, TensorType("i64", (k + 1,))
+        tokens, parents, depths = self._proposed(functions[f"propose_{k}"])
+        type_ = TensorType("i64", (every,))
+        # As rows are positions counted from the text's first, positions are depths counted from the root's.
+        positions = builder.op(ops.rows.default, depths, self.length, type_=type_)
+        rows = self.place(0, every)[1]
+        verify = functions[f"verify_{k}"]
+        (logits,) = builder.call(verify, [tokens, positions, rows, parents])
+        arguments = [tokens, parents, logits, self.length, self.temperature, self.seed]
+        chosen, accepted, nodes = builder.call(functions[f"accept_{k}"], arguments)
+        source = builder.op(ops.take.default, rows, nodes, type_=path)
+        target = self.place(0, k + 1)[1]
+        for name in written_state(self.program, verify):
+            state = builder.state(name, self.program.state[name].type)
+            builder.op(ops.cache_move.default, state, source, target)
+        graph = builder.output(chosen, accepted)
+        return Function(self.played.function, Role.ROUND, graph, ("tokens", "accepted"))

@@ -30,6 +30,9 @@ class MakeStateful(Pass):
             cache_write($v.0, v', rows)
             o = cached_attention(q', $k.0, $v.0, positions, rows)
 
+    With `trees`, target(tokens, positions, rows, parents), and attention takes the parents: rows of a
+    call may be a token tree.
+
     Attentions on the same keys and values (layers that share them) share one cache. Rows beyond the
     committed length may hold anything: position p's row is read only by queries at p or later.
     """
@@ -38,6 +41,8 @@ class MakeStateful(Pass):
 
     owner: Owner = Owner.TARGET
     """Whose state it is; the names begin with it."""
+    trees: bool = False
+    """Whether rows of a call may be a token tree."""
 
     def requires(self, program: SpeculativeProgram) -> None:
         need("target" in program.functions, "there is no target", "an importer")
@@ -49,12 +54,18 @@ class MakeStateful(Pass):
             there = [b for b in program.state.values() if b.name in names]
             owners = {b.owner for b in there if b.kind is StateKind.KV_CACHE}
             same("owner", owners or {self.owner}, {self.owner})
+            same("trees", "parents" in [n.name for n in target.inputs], self.trees)
             return PassResult(program, modified=False)
         graph, _ = copy_graph(target.graph)
         positions = next(n for n in graph.nodes if n.name == "positions")
         with graph.inserting_after(positions):
             rows = graph.placeholder("rows")
         rows.meta["type"] = positions.meta["type"]
+        parents = None
+        if self.trees:
+            with graph.inserting_after(rows):
+                parents = graph.placeholder("parents")
+            parents.meta["type"] = positions.meta["type"]
         state: list[StateBuffer] = []
         caches: dict[tuple[fx.Node, fx.Node], list[fx.Node]] = {}
         for number, node in enumerate(_attentions(graph)):
@@ -62,7 +73,7 @@ class MakeStateful(Pass):
             if (k, v) not in caches:
                 buffers, caches[k, v] = self._cache(graph, node, rows, number)  # type: ignore[index]
                 state += buffers
-            _rewrite(graph, node, caches[k, v], positions, rows)  # type: ignore[index]
+            _rewrite(graph, node, caches[k, v], (positions, rows, parents))  # type: ignore[index]
         infer_types(graph)
         function = Function("target", Role.TARGET, graph, target.outputs)
         return PassResult(program.replacing(function).with_state(*state), modified=True)
@@ -96,13 +107,12 @@ class MakeStateful(Pass):
 
 
 def _rewrite(
-    graph: fx.Graph, node: fx.Node, caches: list[fx.Node], positions: fx.Node, rows: fx.Node
+    graph: fx.Graph, node: fx.Node, caches: list[fx.Node], where: tuple[fx.Node | None, ...]
 ) -> None:
-    """Put attention over `caches` in place of the attention `node`."""
+    """Put attention over `caches` in place of the attention `node`; `where`: positions, rows and parents."""
     q, _, _, sinks, scale, window, softcap, _layer = node.args
     assert isinstance(q, fx.Node)
     with graph.inserting_before(node):
-        where = (positions, rows, None)
         arguments = (_rows_first(graph, q), *caches, *where, scale, window, softcap, sinks)
         attended = graph.call_function(ops.cached_attention.default, arguments)
         attended.meta["origin"] = node.meta.get("origin", "")

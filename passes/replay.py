@@ -9,9 +9,17 @@ from dataclasses import dataclass
 from torch import fx
 
 from specc.errors import PassError
-from specc.ir import SpeculativeProgram, TensorType
+from specc.ir import Function, SpeculativeProgram, TensorType
 from specc.ir.dialect import ops
-from specc.ir.graphs import Builder, at_rows, results_of, state_name, type_of, weight_name
+from specc.ir.graphs import (
+    Builder,
+    at_rows,
+    results_of,
+    state_name,
+    type_of,
+    weight_name,
+    written,
+)
 from specc.passes.base import need
 
 
@@ -32,6 +40,18 @@ def parts_of(program: SpeculativeProgram, name: str = "target") -> list[Part]:
     return [Part(n, str(n.meta["part"]), int(n.meta["layer"])) for n in calls]
 
 
+def written_state(program: SpeculativeProgram, function: Function) -> list[str]:
+    """The state that leaves called by `function` write, in the program's order."""
+    names: set[str | None] = set()
+    for call in function.graph.nodes:
+        if call.op == "call_module":
+            leaf = program.functions[str(call.target)]
+            inside = {value for node in leaf.graph.nodes for value in written(node)}
+            pairs = zip(call.args, leaf.inputs, strict=True)
+            names |= {state_name(given) for given, taken in pairs if taken in inside}
+    return [name for name in program.state if name in names]
+
+
 def replay(
     builder: Builder, program: SpeculativeProgram, function: str, inputs: dict[str, fx.Node],
     rows: int | None, *, layers: Collection[int] | None = None, head: bool = True,
@@ -40,12 +60,16 @@ def replay(
 ) -> fx.Node | None:  # fmt: skip
     """Append the body of `function` to `builder`; returns its logits, or None without the head.
 
-    `inputs`: values for `tokens`, `positions` and `rows`. `rows`: T as a number, or None to keep it open.
+    `inputs`: values for `tokens`, `positions` and `rows`, and for `parents` where rows are a tree; a model that takes
+    parents is told of roots alone without. `rows`: T as a number, or None to keep it open.
     `layers`: those that run; a layer left out passes its input on. `stream` makes what enters the
     first layer from the embedding's output [rows, H]. `head_row`: i64[1], the only row whose logits
     are computed.
     """
     source = program.functions[function]
+    if "parents" not in inputs and any(n.name == "parents" for n in source.inputs):
+        known = inputs["rows"]
+        inputs |= {"parents": builder.op(ops.roots.default, known, type_=type_of(known))}
     values: dict[fx.Node, fx.Node] = {n: inputs[n.name] for n in source.inputs}
     for node in source.graph.nodes:
         if node.op == "placeholder":
@@ -129,7 +153,8 @@ def mark(result: fx.Node, part: str, layer: int) -> None:
     call.meta["part"], call.meta["layer"] = part, layer
 
 
-def token_inputs(builder: Builder, rows: int | str) -> dict[str, fx.Node]:
-    """Inputs `tokens`, `positions` and (cache) `rows`, i64[rows] each."""
+def token_inputs(builder: Builder, rows: int | str, tree: bool = False) -> dict[str, fx.Node]:
+    """Inputs `tokens`, `positions` and (cache) `rows`, and of a tree `parents`, i64[rows] each."""
     type_ = TensorType("i64", (rows,))
-    return {name: builder.input(name, type_) for name in ("tokens", "positions", "rows")}
+    names = ("tokens", "positions", "rows", *(("parents",) if tree else ()))
+    return {name: builder.input(name, type_) for name in names}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import cycle
+from typing import Any
 
 import torch
 
@@ -17,7 +18,7 @@ Drafts = Callable[[Sequence[int], int], Sequence[int]]
 def generate(
     program: SpeculativeProgram, prompt: Sequence[int], count: int, ks: Iterable[int], *,
     depth: int = 0, heat: float = 0.0, seed: int = 0, drafts: Drafts = lambda x, k: [0] * k,
-    chunk: int = 0, first_row: int = 0, drafted: list[tuple[list[int], list[int]]] | None = None,
+    chunk: int = 0, first_row: int = 0, drafted: list[tuple[list[int], list[Any]]] | None = None,
     foretold: dict[int, list[float]] | None = None, poison: float = torch.nan,
 ) -> tuple[list[int], list[tuple[int, int]]]:  # fmt: skip
     """`count` new tokens, and (K, accepted) of every round. `ks` is K of each round, repeated.
@@ -25,7 +26,8 @@ def generate(
     The text lies in the caches from `first_row` on. State is `poison` where nothing was written, and every
     cache row that is not right (another text's, at or beyond the length, or what a drafter has not been
     extended over) is that again before each round. The text before each round with drafts, and the
-    drafts, are added to `drafted`; confidences to `foretold`, by the text's length.
+    drafts, or the paths of a tree of them, are added to `drafted`; confidences to `foretold`, by the
+    text's length.
     """
     state = fresh_state(program)
     for buffer in state.values():
@@ -69,7 +71,9 @@ def generate(
             told = dict(
                 zip(propose.outputs, evaluate(program, propose.name, args, copies), strict=True)
             )
-            drafted.append((list(x), told["drafts"].tolist()))
+            tree = "parents" in told
+            found = paths(told["tokens"], told["parents"]) if tree else told["drafts"].tolist()
+            drafted.append((list(x), found))
             for what, result in told.items():
                 if foretold is not None and what.startswith("confidence"):
                     foretold.setdefault(len(x), []).append(result.item())
@@ -82,6 +86,14 @@ def generate(
         x += tokens[: a + 1].tolist()
         n, tap = n + a + 1, a
     return x[len(prompt) : len(prompt) + count], rounds
+
+
+def paths(tokens: torch.Tensor, parents: torch.Tensor) -> list[tuple[int, ...]]:
+    """The path of tokens to each node but the root."""
+    found: list[tuple[int, ...]] = [()]
+    for token, parent in list(zip(tokens.tolist(), parents.tolist(), strict=True))[1:]:
+        found.append((*found[parent], token))
+    return found[1:]
 
 
 def _pairs(x: Sequence[int], begin: int, end: int, first_row: int) -> dict[str, torch.Tensor]:

@@ -2,7 +2,8 @@
 
 The target's layers add nothing: after token v it says NEXT[v], whatever came before. A drafter finds NEXT of a token
 (EAGLE-1, from the embedding of the last) or of a hidden state (EAGLE-3, Medusa), so it is right exactly if it was given
-the right row of features, the right token, and its own last state; `errors` are tokens in whose place it says 0.
+the right row of features, the right token, and its own last state; `errors` are tokens in whose place it says 0, and
+`second` those that it likes a little less than the token after them: it says that, but a tree has both.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def target() -> LlamaForCausalLM:
     return model
 
 
-def _step(times: int, errors: Collection[int] = ()) -> torch.Tensor:
+def _step(times: int, errors: Collection[int] = (), second: Collection[int] = ()) -> torch.Tensor:
     """The matrix that takes row v of the identity to that of the token `times` steps on; no step ends in `errors`."""
     matrix = torch.zeros(VOCAB, VOCAB)
     for v in range(VOCAB):
@@ -57,6 +58,8 @@ def _step(times: int, errors: Collection[int] = ()) -> torch.Tensor:
             to = NEXT[to]
         if to not in errors:
             matrix[to, v] = 1
+        if to in second:
+            matrix[(to + 1) % VOCAB, v] = 1.05
     return matrix
 
 
@@ -69,7 +72,7 @@ def eagle(folder: Path, errors: Collection[int]) -> Path:
     return folder
 
 
-def eagle3(folder: Path, errors: Collection[int]) -> Path:
+def eagle3(folder: Path, errors: Collection[int], second: Collection[int] = ()) -> Path:
     """Its MLP takes the feature one step on, and its head another."""
     synthetic.eagle3(folder, target(), drafts=VOCAB)
     tensors = _silent(load_file(folder / "model.safetensors"), "midlayer")
@@ -83,29 +86,29 @@ def eagle3(folder: Path, errors: Collection[int]) -> Path:
     tensors["midlayer.mlp.down_proj.weight"] = (_step(1) - torch.eye(VOCAB)) @ wide.T / gate
     tensors["midlayer.post_attention_layernorm.weight"] = torch.ones(VOCAB)
     tensors["norm.weight"] = torch.ones(VOCAB)
-    tensors["lm_head.weight"] = _step(1, errors)
+    tensors["lm_head.weight"] = _step(1, errors, second)
     save_file(tensors, folder / "model.safetensors")
     return folder
 
 
-def medusa(folder: Path, errors: Collection[int]) -> Path:
+def medusa(folder: Path, errors: Collection[int], second: Collection[int] = ()) -> Path:
     synthetic.medusa(folder, target(), heads=4)
     tensors = load_file(folder / "model.safetensors")
     for head in range(4):
         tensors[f"{head}.0.linear.weight"].zero_()
         tensors[f"{head}.0.linear.bias"].zero_()
-        tensors[f"{head}.1.weight"] = _step(head + 2, errors)
+        tensors[f"{head}.1.weight"] = _step(head + 2, errors, second)
     save_file(tensors, folder / "model.safetensors")
     return folder
 
 
-def dspark(folder: Path, errors: Collection[int]) -> Path:
+def dspark(folder: Path, errors: Collection[int], second: Collection[int] = ()) -> Path:
     """Its block says nothing; its Markov head goes on from the token before."""
     synthetic.deepspec_dspark(folder, target(), [0, 3, 6], markov_rank=VOCAB)
     tensors = load_file(folder / "model.safetensors")
     tensors["lm_head.weight"].zero_()
     tensors["markov_head.markov_w1.weight"] = torch.eye(VOCAB)
-    tensors["markov_head.markov_w2.weight"] = _step(1, errors)
+    tensors["markov_head.markov_w2.weight"] = 4 * _step(1, errors, second)
     tensors["confidence_head.proj.weight"] = torch.zeros(1, 2 * VOCAB)
     save_file(tensors, folder / "model.safetensors")
     return folder
@@ -117,6 +120,6 @@ def _silent(tensors: dict[str, torch.Tensor], layer: str) -> dict[str, torch.Ten
     return tensors
 
 
-MAKERS: dict[str, Callable[[Path, Collection[int]], Path]] = {
+MAKERS: dict[str, Callable[..., Path]] = {
     "eagle": eagle, "eagle3": eagle3, "medusa": medusa, "dspark": dspark,
 }  # fmt: skip

@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 from expecttest import assert_expected_inline
 
-from specc.ir import SpeculativeProgram
+from specc.ir import DynamicTree, SpeculativeProgram
 from specc.ir.importers.drafters import Attention, Kind
 from specc.passes.attach_block import AttachBlock
 from specc.passes.keep_features import KeepFeatures
@@ -109,6 +109,8 @@ def test_refuses() -> None:
         (AttachBlock(DRAFTER, (0, 4), toy.POSITIONS), program),
         (_windowed(4, causal=False, at_anchor=False), program),
         (AttachBlock(DRAFTER, (0, 1), toy.POSITIONS), PASS(program).program),
+        (replace(PASS, tree=DynamicTree(4, 2)), PASS(program).program),
+        (replace(PASS, tree=toy.TREE), program),
     ]
     assert_expected_inline(
         "\n".join(toy.refusal(*c) for c in cases),
@@ -118,8 +120,44 @@ SPECC-E0354 attach-block: no drafter was given
 SPECC-E0367 attach-block: a eagle3 drafter does not draft in blocks
 SPECC-E0368 attach-block: a block of the drafter gives 3 drafts
 SPECC-E0366 attach-block: a dspark drafter with this sliding window is not built yet
-SPECC-E0334 attach-block: this was done before, with other options: K""",
+SPECC-E0334 attach-block: this was done before, with other options: K
+SPECC-E0334 attach-block: this was done before, with other options: tree
+SPECC-E0369 attach-block: this tree does not fit: a dspark drafter with a Markov head grows trees: say how many nodes, not which""",  # noqa: E501
     )
+
+
+def test_text_of_a_tree() -> None:
+    """A Markov head goes on from the token of each path."""
+    tree = DynamicTree(4, 2)
+    before = toy.after("declare-drafter", method="dspark", tree=tree)
+    after = replace(PASS, tree=tree)(before).program
+    lines = toy.text(after, "propose_2").splitlines()
+    assert_expected_inline(
+        "\n".join(x for x in lines if "choose" in x or "specc." in x),
+        """\
+  %1 = specc.positions(%length, 3, 0) : i64[3]
+  %2 = specc.rows(%1, %first_row) : i64[3]
+  %3 = specc.positions(%length, 1, 2) : i64[1]
+  %4 = specc.rows(%3, %first_row) : i64[1]
+  %11 = specc.row(%10, @constant.0) : f32[1, 4]
+  %12 = specc.row(%10, @constant.1) : f32[1, 4]
+  %17 = specc.row(%15, @constant.0) : f32[1, 6]
+  %18 = specc.row(%15, @constant.1) : f32[1, 6]
+  %19 = specc.row(%16, @constant.0) : f32[1, 4]
+  %20 = call draft.choose {head}(%17, %root, %19, @draft.markov_head.markov_w1.weight, @draft.markov_head.markov_w2.weight) : (f32[1, 6])
+  %22 = specc.candidates(%21, @tree.zero, @tree.certain, %length, %temperature, %seed, 2, 6) : (i64[2], i64[2], f64[2])
+  %26 = specc.best(%25, 2, 2) : (i64[2], i64[2])
+  %29 = specc.take(%23, %27) : i64[2]
+  %30 = specc.take(%25, %27) : f64[2]
+  %31 = specc.positions(%27, 1, 1) : i64[2]
+  %33 = specc.row(%16, @constant.1) : f32[1, 4]
+  %35 = call draft.choose {head}(%32, %29, %34, @draft.markov_head.markov_w1.weight, @draft.markov_head.markov_w2.weight) : (f32[2, 6])
+  %37 = specc.positions(%length, 1, 1) : i64[1]
+  %39 = specc.candidates(%36, %31, %30, %38, %temperature, %seed, 2, 6) : (i64[4], i64[4], f64[4])
+  %43 = specc.roots(%root) : i64[1]
+  %47 = specc.prune_tree(%44, %45, %46, 4) : (i64[5], i64[5], i64[5])""",  # noqa: E501
+    )
+    toy.assert_twice_is_once(replace(PASS, tree=tree), before)
 
 
 def test_a_draft_vocabulary_is_declared() -> None:

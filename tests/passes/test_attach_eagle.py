@@ -5,6 +5,7 @@ from dataclasses import replace
 import torch
 from expecttest import assert_expected_inline
 
+from specc.ir import DynamicTree
 from specc.ir.evaluate import evaluate
 from specc.ir.importers.drafters import Experts, Kind
 from specc.passes.attach_eagle import AttachEagle
@@ -111,6 +112,72 @@ fn propose_2(%root: i64[1], %length: i64[1], %first_row: i64[1], %temperature: f
     toy.assert_twice_is_once(PASS, before)
 
 
+def test_text_of_a_tree() -> None:
+    """The second level runs the root's row again, so that attention sees it in the same call."""
+    tree = DynamicTree(4, 2)
+    before = toy.after("declare-drafter", method="eagle3", tree=tree)
+    pass_ = AttachEagle(DRAFTER, (0, 2), toy.POSITIONS, tree)
+    after = pass_(before).program
+    assert_expected_inline(
+        toy.text(after, "propose_2"),
+        """\
+fn propose_2(%root: i64[1], %length: i64[1], %first_row: i64[1], %temperature: f64[1], %seed: i64[1], %next_tokens: i64[T], %positions: i64[T], %rows: i64[T]) {draft}:
+  %0 = specc.positions(%length, 1, -1) : i64[1]
+  %1 = specc.rows(%0, %first_row) : i64[1]
+  %2 = call draft_first(%next_tokens, %positions, %rows) : (f32[1, 6], f32[1, 4])
+  %3 = %2[0] : f32[1, 6]
+  %4 = %2[1] : f32[1, 4]
+  %5 = specc.candidates(%3, @tree.zero, @tree.certain, %length, %temperature, %seed, 2, 6) : (i64[2], i64[2], f64[2])
+  %6 = %5[0] : i64[2]
+  %7 = %5[1] : i64[2]
+  %8 = %5[2] : f64[2]
+  %9 = specc.roots(%root) : i64[1]
+  %10 = call draft.features {features}(%1, $features) : (f32[1, 4])
+  %11 = %10[0] : f32[1, 4]
+  %12 = specc.best(%8, 2, 2) : (i64[2], i64[2])
+  %13 = %12[0] : i64[2]
+  %14 = %12[1] : i64[2]
+  %15 = specc.take(%6, %13) : i64[2]
+  %16 = specc.take(%8, %13) : f64[2]
+  %17 = specc.positions(%13, 1, 1) : i64[2]
+  %18 = aten.cat([%length, %length]) : i64[2]
+  %19 = specc.take(%4, %14) : f32[2, 4]
+  %20 = aten.cat([%0, %18]) : i64[3]
+  %21 = specc.positions(%length, 3, -1) : i64[3]
+  %22 = specc.rows(%21, %first_row) : i64[3]
+  %23 = aten.cat([%9, %14]) : i64[3]
+  %24 = aten.cat([%root, %15]) : i64[3]
+  %25 = aten.cat([%11, %19]) : f32[3, 4]
+  %26 = call draft.enter {embed}(%24, %25, @draft.embed_tokens.weight, @draft.layers.0.hidden_norm.weight, @draft.layers.0.input_layernorm.weight) : (f32[3, 8])
+  %27 = %26[0] : f32[3, 8]
+  %28 = call draft.layer.0 {layer 0}(%27, %25, %20, %22, %23, @draft.layers.0.self_attn.k_proj.weight, @draft.layers.0.self_attn.v_proj.weight, @draft.table.cos, @draft.table.sin, $drafter.k.0, $drafter.v.0, @draft.layers.0.self_attn.q_proj.weight, @draft.layers.0.self_attn.o_proj.weight, @draft.layers.0.post_attention_layernorm.weight, @draft.layers.0.mlp.gate_proj.weight, @draft.layers.0.mlp.up_proj.weight, @draft.layers.0.mlp.down_proj.weight) : (f32[3, 4])
+  %29 = %28[0] : f32[3, 4]
+  %30 = specc.positions(@tree.zero, 2, 1) : i64[2]
+  %31 = specc.take(%29, %30) : f32[2, 4]
+  %32 = call draft.head {head}(%31, @draft.norm.weight, @draft.lm_head.weight) : (f32[2, 6])
+  %33 = %32[0] : f32[2, 6]
+  %34 = specc.positions(%length, 1, 1) : i64[1]
+  %35 = aten.cat([%34, %34]) : i64[2]
+  %36 = specc.candidates(%33, %17, %16, %35, %temperature, %seed, 2, 6) : (i64[4], i64[4], f64[4])
+  %37 = %36[0] : i64[4]
+  %38 = %36[1] : i64[4]
+  %39 = %36[2] : f64[4]
+  %40 = specc.roots(%root) : i64[1]
+  %41 = aten.cat([%root, %6, %37]) : i64[7]
+  %42 = aten.cat([%40, %7, %38]) : i64[7]
+  %43 = aten.cat([@tree.certain, %8, %39]) : f64[7]
+  %44 = specc.prune_tree(%41, %42, %43, 4) : (i64[5], i64[5], i64[5])
+  %45 = %44[0] : i64[5]
+  %46 = %44[1] : i64[5]
+  %47 = %44[2] : i64[5]
+  return tokens=%45, parents=%46, depths=%47
+""",  # noqa: E501
+    )
+    assert "draft" not in after.functions
+    assert (after.contract.tree, after.contract.draft_rows) == (tree, 2)
+    toy.assert_twice_is_once(pass_, before)
+
+
 def test_a_draft_vocabulary_is_looked_up() -> None:
     """Ids that the drafter does not have are never drafted; the others have its logits."""
     program = toy.after("declare-drafter", method="eagle3")
@@ -140,6 +207,8 @@ def test_refuses() -> None:
         (AttachEagle(toy.checkpoint(Kind.MEDUSA)), program),
         (AttachEagle(replace(DRAFTER, spec=replace(DRAFTER.spec, layers=(layer,)))), program),
         (AttachEagle(DRAFTER, (0, 3), toy.POSITIONS), PASS(program).program),
+        (AttachEagle(DRAFTER, (0, 2), toy.POSITIONS, DynamicTree(4, 2)), PASS(program).program),
+        (AttachEagle(DRAFTER, (0, 2), toy.POSITIONS, toy.TREE), program),
     ]
     assert_expected_inline(
         "\n".join(toy.refusal(*c) for c in cases),
@@ -148,5 +217,7 @@ SPECC-E0330 attach-eagle: the target keeps no features
 SPECC-E0354 attach-eagle: no drafter was given
 SPECC-E0367 attach-eagle: a medusa drafter does not feed on its own features
 SPECC-E0366 attach-eagle: a eagle3 drafter with a mixture of experts is not built yet
-SPECC-E0334 attach-eagle: this was done before, with other options: K""",
+SPECC-E0334 attach-eagle: this was done before, with other options: K
+SPECC-E0334 attach-eagle: this was done before, with other options: tree
+SPECC-E0369 attach-eagle: this tree does not fit: a eagle3 drafter grows trees: say how many nodes, not which""",
     )

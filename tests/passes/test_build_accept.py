@@ -27,6 +27,22 @@ fn accept_2(%tokens: i64[3], %logits: f32[3, 6], %length: i64[1], %temperature: 
     )
 
 
+def test_the_path_of_a_tree() -> None:
+    program = toy.after("build-verify", method="medusa", tree=toy.TREE)
+    toy.assert_twice_is_once(BuildAccept(), program)
+    assert_expected_inline(
+        toy.text(BuildAccept()(program).program, "accept_2"),
+        """\
+fn accept_2(%tokens: i64[5], %parents: i64[5], %logits: f32[5, 6], %length: i64[1], %temperature: f64[1], %seed: i64[1]) {accept}:
+  %0 = specc.accept_tree(%tokens, %parents, %logits, %length, %temperature, %seed, 2, 6) : (i64[3], i64[1], i64[3])
+  %1 = %0[0] : i64[3]
+  %2 = %0[1] : i64[1]
+  %3 = %0[2] : i64[3]
+  return tokens=%1, accepted=%2, nodes=%3
+""",  # noqa: E501
+    )
+
+
 def test_padding_of_the_head_is_never_chosen() -> None:
     """The head has a row more than there are tokens."""
     padded = toy.decoder(vocab=toy.VOCAB + 1)

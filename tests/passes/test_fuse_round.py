@@ -83,6 +83,41 @@ fn round_2(%root: i64[1], %length: i64[1], %first_row: i64[1], %temperature: f64
     )
 
 
+def test_rounds_of_a_tree_end_with_its_path_in_place() -> None:
+    program = toy.after("plan-state", method="medusa", tree=toy.TREE)
+    rewritten = FuseRound()(program).program
+    (played,) = [r for r in rewritten.rounds if r.k]
+    assert (played.nodes, played.propose, played.verify) == (4, None, None)
+    assert_expected_inline(
+        toy.text(rewritten, "round_2"),
+        """\
+fn round_2(%root: i64[1], %length: i64[1], %first_row: i64[1], %temperature: f64[1], %seed: i64[1]) {round}:
+  %0 = call propose_2(%root, %length, %first_row, %temperature, %seed) : (i64[5], i64[5], i64[5])
+  %1 = %0[0] : i64[5]
+  %2 = %0[1] : i64[5]
+  %3 = %0[2] : i64[5]
+  %4 = specc.rows(%3, %length) : i64[5]
+  %5 = specc.positions(%length, 5, 0) : i64[5]
+  %6 = specc.rows(%5, %first_row) : i64[5]
+  %7 = call verify_2(%1, %4, %6, %2) : (f32[5, 6])
+  %8 = %7[0] : f32[5, 6]
+  %9 = call accept_2(%1, %2, %8, %length, %temperature, %seed) : (i64[3], i64[1], i64[3])
+  %10 = %9[0] : i64[3]
+  %11 = %9[1] : i64[1]
+  %12 = %9[2] : i64[3]
+  %13 = specc.take(%6, %12) : i64[3]
+  %14 = specc.positions(%length, 3, 0) : i64[3]
+  %15 = specc.rows(%14, %first_row) : i64[3]
+  specc.cache_move($target.k.0, %13, %15)
+  specc.cache_move($target.v.0, %13, %15)
+  specc.cache_move($target.k.1, %13, %15)
+  specc.cache_move($target.v.1, %13, %15)
+  specc.cache_move($features, %13, %15)
+  return tokens=%10, accepted=%11
+""",
+    )
+
+
 def test_rounds_of_each_depth() -> None:
     program = toy.after("plan-state", method="eagle:adaptive")
     rewritten = FuseRound()(program).program

@@ -76,6 +76,18 @@ def test_windows(windows: tuple[int, int]) -> None:
     toy.assert_same_target(program, MakeStateful()(program).program)
 
 
+def test_attention_takes_parents_where_rows_may_be_a_tree() -> None:
+    program = toy.decoder(layers=1)
+    toy.assert_twice_is_once(MakeStateful(trees=True), program)
+    lines = toy.text(MakeStateful(trees=True)(program).program).splitlines()
+    assert_expected_inline(
+        "\n".join(x for x in lines if "parents" in x),
+        """\
+fn target(%tokens: i64[T], %positions: i64[T], %rows: i64[T], %parents: i64[T]) {target}:
+  %12 = specc.cached_attention(%11, $target.k.0, $target.v.0, %positions, %rows, %parents, 0.5, 0, 0.0, None) : f32[T, 1, 4]""",  # noqa: E501
+    )
+
+
 def test_layers_on_the_same_keys_share_a_cache() -> None:
     def body(builder: Builder, tokens: fx.Node, positions: fx.Node) -> fx.Node:
         x = builder.op(aten.embedding.default, toy.weight(builder, "e", torch.eye(6)), tokens)

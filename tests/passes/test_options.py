@@ -36,6 +36,7 @@ SELF = [
     ),
     (GatherLogits(8), GatherLogits(4), "gather-logits", "ngram"),
     (MakeStateful(), MakeStateful(Owner.DRAFTER), "make-stateful", "ngram"),
+    (MakeStateful(), MakeStateful(trees=True), "make-stateful", "ngram"),
     (OutlineLayers(), OutlineLayers("draft."), "outline-layers", "ngram"),
     (PlanState(16), PlanState(12), "plan-state", "ngram"),
     (PlanState(16), PlanState(16, 2), "plan-state", "ngram"),

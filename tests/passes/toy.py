@@ -15,7 +15,9 @@ from specc.ir import (
     ModelInfo,
     Role,
     SpeculativeProgram,
+    StaticTree,
     TensorType,
+    Tree,
     Weight,
     WeightStore,
 )
@@ -45,6 +47,7 @@ aten = torch.ops.aten
 
 VOCAB, HIDDEN, POSITIONS = 6, 4, 16
 SHAPE = pipelines.Shape((0, 2), POSITIONS, 8)
+TREE = StaticTree.of([(0,), (1,), (0, 0), (0, 1)])
 TOKENS = torch.tensor([3, 1, 4, 1, 5, 0, 2])
 
 Body = Callable[[Builder, fx.Node, fx.Node], fx.Node]
@@ -107,18 +110,22 @@ def adapters(*depths: int) -> dict[int, Adapter]:
 
 
 def after(
-    name: str, program: SpeculativeProgram | None = None, method: str = "ngram"
+    name: str,
+    program: SpeculativeProgram | None = None,
+    method: str = "ngram",
+    tree: Tree | None = None,
 ) -> SpeculativeProgram:
     """`program` (a decoder of 2 layers) after the pass `name` of the pipeline for `method`."""
     program = program or decoder()
+    shape = replace(SHAPE, tree=tree)
     pipeline = {
         "ngram": lambda: pipelines.host("ngram", SHAPE, {}),
         "layerskip": lambda: pipelines.layerskip(SHAPE, (0,)),
         "draft_model": lambda: pipelines.draft_model(SHAPE, drafter()),
         "eagle:adaptive": lambda: pipelines.eagle_adaptive(SHAPE, 2, adapters(1)),
-        "eagle3": lambda: pipelines.trained(SHAPE, Kind.EAGLE3, checkpoint(Kind.EAGLE3)),
-        "dspark": lambda: pipelines.trained(SHAPE, Kind.DSPARK, checkpoint(Kind.DSPARK)),
-        "medusa": lambda: pipelines.trained(SHAPE, Kind.MEDUSA, checkpoint(Kind.MEDUSA)),
+        "eagle3": lambda: pipelines.trained(shape, Kind.EAGLE3, checkpoint(Kind.EAGLE3)),
+        "dspark": lambda: pipelines.trained(shape, Kind.DSPARK, checkpoint(Kind.DSPARK)),
+        "medusa": lambda: pipelines.trained(shape, Kind.MEDUSA, checkpoint(Kind.MEDUSA)),
     }[method]()
     return pipeline.until(name)(program)
 
