@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import mul
@@ -92,12 +92,14 @@ class Drafter:
 class Round:
     """The function that plays a round of `k` drafts, `depth` deep; 0 where there are no depths.
 
-    `verify` gives the logits that it decides by, after `propose` where the drafter is in the graph.
+    `verify` gives the logits that it decides by, after `propose` where the drafter is in the graph. It verifies
+    `nodes` tokens after the root: k, or more where drafts are a tree.
     """
 
     function: str
     k: int
     depth: int
+    nodes: int
     propose: str | None = None
     verify: str | None = None
 
@@ -287,6 +289,15 @@ class Manifest:
                 return played
         raise KeyError((k, depth))
 
+    def verify_inputs(self, k: int, tokens: Sequence[int], start: int) -> dict[str, list[int]]:
+        """Inputs of `verify_K` for consecutive tokens of a text, from position `start` on.
+
+        They are no tree: where rows may be one, they are told to be all roots.
+        """
+        at = list(range(start, start + len(tokens)))
+        known = {"tokens": list(tokens), "positions": at, "rows": at, "parents": [-1] * len(at)}
+        return {v.name: known[v.name] for v in self.functions[f"verify_{k}"].inputs}
+
     @property
     def state_bytes_by_zone(self) -> dict[str, int]:
         """Bytes that a session allocates, by zone of the arena."""
@@ -401,7 +412,9 @@ def _rounds(
         function, propose, verify = (_function_name(at, functions) for at in named)
         if function is None:
             raise damaged(named[0].path, "the name of a function", "null")
-        rounds.append(Round(function, k, depth, propose, verify))
+        nodes = item.get("nodes")
+        verified = k if nodes.value is None else nodes.integer(k, 1024)
+        rounds.append(Round(function, k, depth, verified, propose, verify))
     expected = [(k, d) for k in lengths for d in (drafter.depths if k else ()) or (0,)]
     found = sorted((r.k, r.depth) for r in rounds)
     if found != expected:

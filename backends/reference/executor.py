@@ -101,7 +101,9 @@ class ReferenceArtifact:
             room = model.max_model_len - len(tokens)
             fits = len(tokens) - 1 + drafter.draft_rows <= model.max_model_len
             wanted = num_speculative_tokens if len(tokens) > drafter.min_length and fits else 0
-            k = max(k for k in lengths if k <= min(wanted, room))
+            k = max(
+                k for k in lengths if k <= wanted and self.manifest.round(k, depth).nodes <= room
+            )
             name = self.manifest.round(k, depth).function
             pairs = {}
             if k and drafter.extend is not None:

@@ -28,6 +28,21 @@ def test_manifest_is_typed() -> None:
     assert manifest.speculates
 
 
+def test_rounds_of_trees_verify_more_than_a_path() -> None:
+    trees = document()
+    trees["rounds"][1]["nodes"] = 7
+    row = {"name": "tokens", "dtype": "i64", "shape": [8]}
+    names = ("tokens", "positions", "rows", "parents")
+    trees["functions"]["verify_2"] = {
+        "inputs": [{**row, "name": name} for name in names], "outputs": [], "plan": [],
+    }  # fmt: skip
+    manifest = parse(trees)
+    assert [r.nodes for r in manifest.rounds] == [0, 7, 4]
+    assert manifest.verify_inputs(2, [5] * 8, 3) == {
+        "tokens": [5] * 8, "positions": [*range(3, 11)], "rows": [*range(3, 11)], "parents": [-1] * 8,
+    }  # fmt: skip
+
+
 def test_manifest_allows_fields_it_does_not_know() -> None:
     assert parse({**document(), "later": 1}).raw["later"] == 1
 
@@ -52,6 +67,7 @@ REFUSED_BY_SHAPE: list[tuple[str, object]] = [
     ("drafter.host_drafter", "eagle"),
     ("drafter.options", []),
     ("rounds", []),
+    ("rounds.1.nodes", 1025),
     ("state.0.dtype", "f8"),
     ("lossless", 1),
     ("functions.prefill.inputs.0.shape", ["S"]),
@@ -66,6 +82,7 @@ REFUSED_BY_SENSE: list[tuple[str, object]] = [
     ("drafter.state", "own"),
     ("drafter.depths", [3, 2]),
     ("rounds.1.function", "absent"),
+    ("rounds.1.nodes", 1),
     ("state.0.bytes", 1),
 ]
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from specc import flags, methods
 from specc.commands import compile_
 from specc.errors import UsageError
+from specc.ir import trees
 from specc.ir.encodings import ENCODINGS
 from specc.passes import rounding
 from specc.request import (
@@ -36,6 +37,7 @@ CHANGES: dict[str, tuple[Any, str]] = {
     "method": ("suffix", "suffix"),
     "drafter": ("other", "draft_model"),
     "num_speculative_tokens": ("0,3", "ngram"),
+    "tree": ("[(0,), (1,), (0, 0)]", "mtp"),
     "draft_layers": ("0,2", "layerskip"),
     "depths": ("2,3", "eagle:adaptive"),
     "draft_vocab_size": (64, "layerskip"),
@@ -177,3 +179,34 @@ def test_lists_are_read_or_refused(text: str) -> None:
         flags.probabilities("--x", text)
     with contextlib.suppress(UsageError):
         flags.options("--x", text)
+
+
+@pytest.mark.parametrize(
+    ("text", "want"),
+    [
+        ("24", 24),
+        ("[(0,), (1,), (0, 0)]", ((0,), (1,), (0, 0))),
+        (" [[0], [0, 1]] ", ((0,), (0, 1))),
+        ("((0,),)", ((0,),)),
+    ],
+)
+def test_trees_as_users_write_them(text: str, want: object) -> None:
+    assert request(method="mtp", tree=text).tree == want
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "0", "257", "-3", "2.5", "9" * 5000, "[", "[]", "[0]", "[(0.5,)]", "[(True,)]", "[('0',)]", "[(0,), 1]",
+        "[(-1,)]",
+        "{}", "(0)", "__import__('os').getcwd()", "[" * 500 + "]" * 500, "[(256,)]", str([(i,) for i in range(257)]),
+        "[(0,)]" + " " * (1 << 17),
+    ],
+)  # fmt: skip
+def test_what_is_no_tree_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="SPECC-E0103"):
+        request(method="mtp", tree=text)
+
+
+def test_flags_and_trees_have_one_limit() -> None:
+    assert flags.MOST_NODES == trees.MOST_NODES

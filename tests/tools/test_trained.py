@@ -112,6 +112,24 @@ def test_a_model_with_a_layer_that_drafts(tmp_path: Path) -> None:
     assert (str(checkpoint.spec.embedding), str(checkpoint.spec.head)) == ("same", "same")
 
 
+def test_a_tree_says_how_deep_rounds_are(tmp_path: Path) -> None:
+    model = synthetic.target()
+    model.save_pretrained(tmp_path / "model")
+    drafter = synthetic.medusa(tmp_path / "drafter", model, heads=4)
+    request = CompileRequest(
+        str(tmp_path / "model"), tmp_path / "out", method="medusa", drafter=str(drafter), max_model_len=32,
+        tree=((0,), (0, 0), (1,), (0, 0, 1)),
+    )  # fmt: skip
+    program = build_program(request, SilentProgress())
+    assert [(r.k, r.nodes) for r in program.rounds] == [(0, 0), (2, 3), (3, 4)]
+    grown = build_program(replace(request, tree=3), SilentProgress())
+    assert [(r.k, r.nodes) for r in grown.rounds] == [(0, 0), (2, 3), (3, 3)]
+    with pytest.raises(UsageError, match="at most 3"):
+        build_program(replace(request, num_speculative_tokens=(0, 4)), SilentProgress())
+    with pytest.raises(UsageError, match=r"\(1, 0\) is there, but \(1,\) is not"):
+        build_program(replace(request, tree=((0,), (1, 0))), SilentProgress())
+
+
 def test_more_drafts_than_a_drafter_has(tmp_path: Path) -> None:
     model = synthetic.target()
     model.save_pretrained(tmp_path / "model")

@@ -84,7 +84,8 @@ def step_function(manifest: Manifest, k: int) -> str:
 def step_calls(manifest: Manifest, context: int) -> list[Call]:
     """Plain decoding and every K."""
     return [
-        Call(step_function(manifest, k), k + 1, context) for k in manifest.num_speculative_tokens
+        Call(step_function(manifest, played.k), played.nodes + 1, context)
+        for played in {r.k: r for r in manifest.rounds}.values()
     ]
 
 
@@ -143,7 +144,7 @@ def _inputs(manifest: Manifest, call: Call, root: int) -> dict[str, Sequence[int
     known: dict[str, Sequence[int]] = {
         "tokens": [root] * call.rows, "positions": run, "rows": run, "root": [root],
         "drafts": [root] * (call.rows - 1), "length": [start], "first_row": [0],
-        "temperature": [0], "seed": [0],
+        "temperature": [0], "seed": [0], "parents": [-1] * call.rows,
     }  # fmt: skip
     return {
         v.name: known[v.name] for v in manifest.functions[call.function].inputs if v.name in known

@@ -87,7 +87,7 @@ class Bisector:
 
     def _verify(self, program: SpeculativeProgram, name: str) -> Iterator[Disagreement]:
         """The last K+1 tokens, after a prefill of those before them."""
-        rows = _rows(name)
+        rows = _rows(program, name)
         start = len(self.tokens) - rows
         state = self._prefilled(program, self.tokens[:start])
         positions = torch.arange(start, start + rows)
@@ -97,7 +97,7 @@ class Bisector:
 
     def _round(self, program: SpeculativeProgram, name: str) -> Iterator[Disagreement]:
         """Whatever was drafted: each new token must be eager's choice after those before it."""
-        rows = _rows(name)
+        rows = _rows(program, name)
         length = len(self.tokens) - rows
         state = self._prefilled(program, self.tokens[:length])
         known = {
@@ -164,6 +164,6 @@ def short_prompt(vocabulary: int, most_drafts: int) -> torch.Tensor:
     return torch.tensor([(i * i * 31 + i * 7 + 3) % vocabulary for i in range(length)])
 
 
-def _rows(name: str) -> int:
-    """K+1 of `verify_K`, `round_K` and `round_K_dD`."""
-    return int(name.split("_")[1]) + 1
+def _rows(program: SpeculativeProgram, name: str) -> int:
+    """How many rows `verify_K`, `round_K` or `round_K_dD` verifies."""
+    return program.contract.nodes(int(name.split("_")[1])) + 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
 import math
 import os
@@ -16,6 +17,10 @@ from specc.runtime import ADAPTIVE, Manifest
 Json = Annotated[bool, Parameter(name="--json", negative="")]
 Switch = Annotated[bool, Parameter(negative="")]
 """A flag without a `--no-` form."""
+
+MOST_NODES = 256
+"""Of a token tree; ir/trees.py says the same."""
+_LONGEST_TREE = 1 << 16
 
 Isa = Literal["native", "avx2", "avx512"]
 
@@ -74,6 +79,33 @@ def options(flag: str, text: str) -> dict[str, float]:
             raise bad_value(flag, "NAME=NUMBER,NAME=NUMBER,...", text)
         found[name.strip()] = number
     return found
+
+
+def tree(flag: str, text: str) -> int | tuple[tuple[int, ...], ...]:
+    """How many nodes, or which: `24`, or paths of ranks, as in `[(0,), (1,), (0, 0)]`, vLLM's form."""
+    expected = (
+        f"a number from 1 to {MOST_NODES}, or up to as many paths, as in [(0,), (1,), (0, 0)]"
+    )
+    wrong = bad_value(flag, expected, text if len(text) < 80 else text[:77] + "...")
+    if text.strip().isdecimal():
+        found = int(text) if len(text) < 9 else 0
+        if not 1 <= found <= MOST_NODES:
+            raise wrong
+        return found
+    if len(text) > _LONGEST_TREE:
+        raise wrong
+    try:
+        paths = ast.literal_eval(text.strip())  # reads literals alone, runs nothing
+    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError) as error:
+        raise wrong from error
+    if not isinstance(paths, (list, tuple)) or not 1 <= len(paths) <= MOST_NODES:
+        raise wrong
+    for path in paths:
+        if not isinstance(path, (list, tuple)) or not all(
+            type(r) is int and 0 <= r < MOST_NODES for r in path
+        ):
+            raise wrong
+    return tuple(tuple(path) for path in paths)
 
 
 def at_least(flag: str, value: float | None, least: float) -> None:

@@ -214,15 +214,11 @@ def synthetic_drafter(
 
 
 def verify_seconds(artifact: Artifact, ids: Sequence[int], k: int, times: int = 7) -> float:
-    """Median seconds of scoring K+1 rows after `ids`: what a round costs without its drafting."""
+    """Median seconds of scoring what a round of K does, after `ids`: what it costs without its drafting."""
+    rows = next(r.nodes for r in artifact.manifest.rounds if r.k == k) + 1
     with artifact.session() as session:
         session.append(ids)
-        start = len(ids) - 1
-        inputs = {
-            "tokens": [ids[-1]] * (k + 1),
-            "positions": list(range(start, start + k + 1)),
-            "rows": list(range(start, start + k + 1)),
-        }
+        inputs = artifact.manifest.verify_inputs(k, [ids[-1]] * rows, len(ids) - 1)
         return statistics.median(_timed(session, f"verify_{k}", inputs) for _ in range(times))
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from specc import flags, trained
 from specc.calibration import LEAST_TOKENS, Calibration
 from specc.errors import ModelError
+from specc.ir import DynamicTree, StaticTree, Tree
 from specc.ir.importers.source import ImportedModel, load_model
 from specc.passes import Pipeline, pipelines
 from specc.passes.pipelines import Shape
@@ -27,6 +28,9 @@ VOCABULARY_TOKENS = 1 << 17
 
 STRETCHES = 8
 """How many an adapter is fitted on."""
+
+TREE_WIDTH = 8
+"""Of each level of a tree that a drafter grows: EAGLE-2 has 10, but rows of a call are nearly free up to 8 here."""
 
 DEPTHS = (2, 3, 4, 5, 6, 7)
 """Depths of the adaptive self-draft where the user names none."""
@@ -157,24 +161,42 @@ def _trained(
 ) -> Choice:
     with progress.phase(f"read the drafter{f' {request.drafter}' if request.drafter else ''}"):
         checkpoint = trained.load(request.method, request.model, request.drafter, imported)
-    spec = checkpoint.spec
+    spec, tree = checkpoint.spec, _tree(request)
     why: tuple[str, ...] = (
         f"{spec.source}: " + ", ".join(f"{k} {v}" for k, v in spec.conventions.items()),
     )
-    if dropped := [k for k in shape.num_speculative_tokens if k > spec.most_drafts]:
-        kept = tuple(k for k in shape.num_speculative_tokens if k <= spec.most_drafts)
+    most, limit = spec.most_drafts, "the drafter gives no more at once"
+    longest = most if tree is None else tree.depth if isinstance(tree, StaticTree) else tree.most
+    if longest < most:
+        most, limit = longest, "the tree is no deeper"
+    if dropped := [k for k in shape.num_speculative_tokens if k > most]:
+        kept = tuple(k for k in shape.num_speculative_tokens if k <= most)
         if request.num_speculative_tokens is not None:
             raise flags.bad_value(
-                "--num-speculative-tokens", f"at most {spec.most_drafts}, which this drafter gives at once", dropped[0]
-            )  # fmt: skip
-        shape = replace(shape, num_speculative_tokens=tuple(sorted({*kept, spec.most_drafts})))
-        why += (f"K is at most {spec.most_drafts}: the drafter gives no more at once",)
+                "--num-speculative-tokens", f"at most {most}: {limit}", dropped[0]
+            )
+        shape = replace(shape, num_speculative_tokens=tuple(sorted({*kept, most})))
+        why += (f"K is at most {most}: {limit}",)
+    shape = replace(shape, tree=tree)
     if spec.kind not in pipelines.TRAINED:
         raise ModelError(
             "SPECC-E0237", f"drafting with a {spec.kind} checkpoint is not built yet", where=str(request.drafter),
             found=why[0], cure=f"use --method {trained.WITHOUT} meanwhile",
         )  # fmt: skip
     return Choice(pipelines.trained(shape, spec.kind, checkpoint), why)
+
+
+def _tree(request: CompileRequest) -> Tree | None:
+    if request.tree is None:
+        return None
+    if isinstance(request.tree, int):
+        return DynamicTree(request.tree, min(request.tree, TREE_WIDTH))
+    try:
+        return StaticTree.of(request.tree)
+    except ValueError as error:
+        raise flags.bad_value(
+            "--tree", "paths whose beginnings are paths too", str(error)
+        ) from error
 
 
 def _layerskip(

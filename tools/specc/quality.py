@@ -100,13 +100,13 @@ def _logits(session: Session, artifact: Artifact, ids: Sequence[int]) -> torch.T
     """f32[T, V] of a text from its beginning, by the widest verify, then by plain decoding: the bits are the same."""
     import torch
 
-    rows, begin = [], 0
-    widest = artifact.manifest.num_speculative_tokens[-1]
+    rows, begin, manifest = [], 0, artifact.manifest
+    widest = max(manifest.rounds, key=lambda played: played.nodes)
     while begin < len(ids):
-        k = widest if begin + widest < len(ids) else 0
-        part = list(ids[begin : begin + k + 1])
-        at = list(range(begin, begin + k + 1))
-        view = session.run(f"verify_{k}", {"tokens": part, "positions": at, "rows": at})
-        rows.append(torch.frombuffer(view, dtype=torch.float32).view(k + 1, -1))
-        begin += k + 1
+        wide = begin + widest.nodes < len(ids)
+        k, count = (widest.k, widest.nodes + 1) if wide else (0, 1)
+        inputs = manifest.verify_inputs(k, ids[begin : begin + count], begin)
+        view = session.run(f"verify_{k}", inputs)
+        rows.append(torch.frombuffer(view, dtype=torch.float32).view(count, -1))
+        begin += count
     return torch.cat(rows)

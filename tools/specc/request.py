@@ -62,6 +62,7 @@ class CompileRequest:
     calibration: Path | None = None
     draft_layers: tuple[int, ...] | None = None
     draft_vocab_size: int = 0
+    tree: int | tuple[tuple[int, ...], ...] | None = None
     depths: tuple[int, ...] | None = None
     drafter_options: Mapping[str, float] = field(default_factory=dict)
     force: bool = False
@@ -129,6 +130,7 @@ def check_request(request: CompileRequest) -> None:
         raise flags.bad_value("--prefill-chunk", f"1 to {MOST_CHUNK}", request.prefill_chunk)
     _only_for("--drafter", request.drafter, request, AUTO, *TRAINED, "draft_model")
     _only_for("--draft-layers", request.draft_layers, request, "layerskip")
+    _only_for("--tree", request.tree, request, *TRAINED)
     _only_for("--depths", request.depths, request, "eagle:adaptive")
     _only_for("--drafter-options", request.drafter_options or None, request, "ngram", "suffix")
     flags.at_least("--draft-vocab-size", request.draft_vocab_size, 0)

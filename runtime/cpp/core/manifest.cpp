@@ -144,8 +144,11 @@ std::vector<RoundSpec> read_rounds(const JsonCursor& list) {
       const auto found = item.find(name);
       return found ? found->string() : std::string();
     };
-    rounds.push_back({item.at("function").string(), item.at("k").integer(0, kMaxDraft),
-                      item.at("depth").integer(0, kMaxDraft), piece("propose"), piece("verify")});
+    RoundSpec round{item.at("function").string(), item.at("k").integer(0, kMaxDraft),
+                    item.at("depth").integer(0, kMaxDraft), piece("propose"), piece("verify")};
+    round.nodes = round.length;
+    if (const auto nodes = item.find("nodes")) round.nodes = nodes->integer(round.length, kMaxDraft);
+    rounds.push_back(std::move(round));
   }
   return rounds;
 }

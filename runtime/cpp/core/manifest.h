@@ -71,6 +71,7 @@ struct RoundSpec {
   std::string function;
   int64_t length = 0, depth = 0;  // drafts; depth 0 where depths do not matter
   std::string propose, verify;    // the round in pieces; empty: there is none
+  int64_t nodes = 0;              // tokens verified after the root: more than `length` where drafts are a tree
 };
 
 struct FileSpec {

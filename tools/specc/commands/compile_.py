@@ -34,6 +34,7 @@ def main(
     method: Annotated[str, _GROUPED["method"]] = "auto",
     drafter: Annotated[str | None, _GROUPED["method"]] = None,
     num_speculative_tokens: Annotated[str | None, _GROUPED["method"]] = None,
+    tree: Annotated[str | None, _GROUPED["method"]] = None,
     draft_layers: Annotated[str | None, _GROUPED["method"]] = None,
     depths: Annotated[str | None, _GROUPED["method"]] = None,
     draft_vocab_size: Annotated[int, _GROUPED["method"]] = 0,
@@ -68,6 +69,8 @@ def main(
             of a trained drafter. mtp without it takes the layer in MODEL's own files; auto measures it too.
         num_speculative_tokens: The K to compile, as in 0,2,4,8, at most 32; 0 is always added. Left
             out, 0,2,4,8, and 16 for ngram and suffix.
+        tree: Tokens of each round that a trained drafter's drafts fill as a tree, K deep: as many of the likeliest, as
+            in 24; or, of medusa, dflash and dspark, paths of ranks, as in "[(0,), (1,), (0, 0)]".
         draft_layers: Layers that layerskip drafts with, as in 0,1,27; left out, calibrated.
         depths: Depths that eagle:adaptive may draft with, as in 2,4,7.
         draft_vocab_size: Tokens that draft_model, layerskip and eagle:adaptive may propose, the most
@@ -95,8 +98,8 @@ def main(
     del recipe  # (read before this was called)
     request = request_of(
         model, method=method, drafter=drafter, num_speculative_tokens=num_speculative_tokens,
-        draft_layers=draft_layers, depths=depths, draft_vocab_size=draft_vocab_size, drafter_options=drafter_options,
-        calibration=calibration, device=device, backend=backend, isa=isa, opset=opset,
+        tree=tree, draft_layers=draft_layers, depths=depths, draft_vocab_size=draft_vocab_size,
+        drafter_options=drafter_options, calibration=calibration, device=device, backend=backend, isa=isa, opset=opset,
         graph_dtype=graph_dtype, quant=quant,
         quant_rounding=quant_rounding, kv_cache_dtype=kv_cache_dtype, max_model_len=max_model_len,
         prefill_chunk=prefill_chunk,
@@ -134,6 +137,7 @@ def request_of(
     method: str,
     drafter: str | None,
     num_speculative_tokens: str | None,
+    tree: str | None,
     draft_layers: str | None,
     depths: str | None,
     draft_vocab_size: int,
@@ -159,6 +163,7 @@ def request_of(
         max_model_len=max_model_len, prefill_chunk=prefill_chunk, output=output, calibration=calibration, force=force,
         draft_vocab_size=draft_vocab_size,
         num_speculative_tokens=_draft_lengths(num_speculative_tokens),
+        tree=None if tree is None else flags.tree("--tree", tree),
         draft_layers=_optional("--draft-layers", draft_layers, 0, 4095),
         depths=_optional("--depths", depths, 1, 4095),
         drafter_options=flags.options("--drafter-options", drafter_options)

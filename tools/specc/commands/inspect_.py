@@ -143,7 +143,7 @@ def render(manifest: Manifest, facts: dict[str, Any], *, memory: bool) -> str:
     rows = [
         ("name", manifest.name),
         ("method", f"{manifest.method}, {'lossless' if manifest.lossless else 'NOT lossless'}"),
-        ("K", " ".join(map(str, manifest.num_speculative_tokens))),
+        ("K", _lengths(manifest)),
         ("drafter", _drafter(manifest)),
         ("target", f"{manifest.device.type} {manifest.device.arch} {manifest.device.isa}, "
                    f"{manifest.backend}"),
@@ -173,6 +173,16 @@ def render(manifest: Manifest, facts: dict[str, Any], *, memory: bool) -> str:
         lines += [f"  {k:<11} {_short(v)}" for k, v in manifest.provenance.items()]
     lines += [f"PROBLEM: {p}" for p in facts["problems"]]
     return "\n".join(lines)
+
+
+def _lengths(manifest: Manifest) -> str:
+    """Every K, and what rounds verify where that is more: a tree."""
+    trees = {r.k: f"{r.k} (tree of {r.nodes})" for r in manifest.rounds if r.nodes > r.k}
+    return (
+        ", ".join(trees.get(k, str(k)) for k in manifest.num_speculative_tokens)
+        if trees
+        else " ".join(map(str, manifest.num_speculative_tokens))
+    )
 
 
 def _drafter(manifest: Manifest) -> str:

@@ -27,6 +27,7 @@ def main(
     method: str = "ngram",
     drafter: str | None = None,
     num_speculative_tokens: str | None = None,
+    tree: str | None = None,
     draft_layers: str | None = None,
     depths: str | None = None,
     draft_vocab_size: int = 0,
@@ -59,6 +60,7 @@ def main(
             eagle, eagle3, mtp, dflash, dspark or medusa.
         drafter: As for compile.
         num_speculative_tokens: As for compile.
+        tree: As for compile.
         draft_layers: As for compile.
         depths: As for compile.
         draft_vocab_size: As for compile.
@@ -101,7 +103,7 @@ def main(
         )
     request = request_of(
         model, method=method, drafter=drafter, num_speculative_tokens=num_speculative_tokens,
-        draft_layers=draft_layers, depths=depths, drafter_options=drafter_options,
+        tree=tree, draft_layers=draft_layers, depths=depths, drafter_options=drafter_options,
         calibration=calibration, device=device, backend="inductor", isa="native", opset=0,
         graph_dtype="f32",
         quant=quant, quant_rounding=quant_rounding, kv_cache_dtype=kv_cache_dtype,
@@ -240,7 +242,8 @@ def _bisect(
     if imported.eager is None:
         what = f"{request.model} has no eager form to compare with"
         raise flags.conflict(what, "leave --bisect out")
-    widest = max(draft_lengths(request))
+    nodes = request.tree if isinstance(request.tree, int) else len(request.tree or ())
+    widest = max(*draft_lengths(request), nodes)
     tokens = short_prompt(imported.program.model.vocab_size, widest)
     bisector = Bisector(imported.eager, tokens)
     bisector.judge(imported.program, "import", 0)

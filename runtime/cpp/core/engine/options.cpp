@@ -77,7 +77,7 @@ void require_pieces(const Manifest& manifest, std::string_view option) {
   if (manifest.in_pieces()) return;
   throw Error(Code::Option, "this artifact chooses tokens inside its rounds, which know temperature alone")
       .where(std::string(option))
-      .cure("compile it again with this version of specc");
+      .cure("compile it again with this version of specc, and without --tree");
 }
 
 // A threshold that nothing is held against would be ignored.

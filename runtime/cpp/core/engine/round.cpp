@@ -66,9 +66,8 @@ size_t Session::choose_length() {
   const DrafterSpec& drafter = artifact_->manifest().drafter;
   if (root_position() < static_cast<size_t>(drafter.min_length)) return 0;
   if (root_position() + static_cast<size_t>(drafter.draft_rows) > max_len_) return 0;
-  // Verification writes state at n .. n+K, which must exist.
-  const size_t room = max_len_ - 1 - root_position();
-  return std::min(index, largest_within(lengths, room));
+  // Verification writes state for the root and all drafts, and that must exist.
+  return artifact_->rounds().within(index, max_len_ - 1 - root_position());
 }
 
 // Fills inputs_.drafts; returns how many.

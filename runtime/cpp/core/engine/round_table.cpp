@@ -104,6 +104,7 @@ Round checked_round(const RoundSpec& spec, const std::vector<Plan>& plans, const
   Round round;
   round.plan = &plan;
   round.draft_length = draft_length;
+  round.nodes = static_cast<size_t>(spec.nodes);
   round.reads_taps = plan.input("tap_row") >= 0;
   round.extends = extends;
   round.tokens_output = require_output(plan, "tokens", static_cast<int64_t>(draft_length) + 1);
@@ -135,6 +136,15 @@ RoundTable::RoundTable(const Manifest& manifest, const std::vector<Plan>& plans)
 const Round& RoundTable::round(size_t length_index, size_t depth_index) const {
   const auto& by_depth = rounds_[length_index];
   return by_depth[by_depth.size() == 1 ? 0 : depth_index];
+}
+
+size_t RoundTable::within(size_t length_index, size_t room) const {
+  while (length_index > 0) {
+    const auto& rounds = rounds_[length_index];
+    if (std::all_of(rounds.begin(), rounds.end(), [&](const Round& round) { return round.nodes <= room; })) break;
+    --length_index;
+  }
+  return length_index;
 }
 
 }  // namespace specc

@@ -13,6 +13,7 @@ namespace specc {
 struct Round {
   const Plan* plan = nullptr;
   size_t draft_length = 0;
+  size_t nodes = 0;  // tokens verified after the root: more than draft_length where drafts are a tree
   size_t tokens_output = 0, accepted_output = 0;
   bool reads_taps = false;
   bool extends = false;  // over the committed tokens that the drafter's own state lacks
@@ -37,6 +38,9 @@ class RoundTable {
   // length_index: into the manifest's num_speculative_tokens; depth_index: into drafter.depths (ignored without
   // depths).
   const Round& round(size_t length_index, size_t depth_index) const;
+  // The index of the longest draft, at most that of `length_index`, whose rounds verify at most `room` tokens after the
+  // root. Rounds of 0 verify none.
+  size_t within(size_t length_index, size_t room) const;
   const std::vector<std::vector<Round>>& rounds() const { return rounds_; }  // [length][depth]
 
  private:
