@@ -13,6 +13,7 @@ from pages import __main__ as pages
 from pages.errors import meanings
 from pages.raised import Raised, everywhere
 from specc.checks import WORKING
+from specc.runtime import Artifact
 from specc.verbs import VERBS, verbs
 
 ROOT = Path(__file__).parent.parent
@@ -99,6 +100,46 @@ def test_quoted_code_is_the_code() -> None:
     assert len(quoted) > 8
     for source, text in quoted:
         assert text in (ROOT / source).read_text(), (source, text)
+
+
+def blocks(page: str, language: str) -> list[str]:
+    return re.findall(
+        rf"^```{language}\n(.*?)^```", (ROOT / "docs" / page).read_text(), re.MULTILINE | re.DOTALL
+    )
+
+
+def test_the_c_program_compiles() -> None:
+    (program,) = blocks("embedding.md", "c")
+    command = [
+        "g++",
+        "-x",
+        "c",
+        "-std=c99",
+        "-fsyntax-only",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        "-I",
+        "runtime/include",
+        "-",
+    ]
+    done = subprocess.run(command, cwd=ROOT, input=program, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_python_program_runs(
+    tiny_artifact: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (program,) = blocks("quick-start.md", "python")
+    (tmp_path / "smol.specc").symlink_to(tiny_artifact)
+    monkeypatch.chdir(tmp_path)
+    exec(compile(program, "quick-start.md", "exec"), {})
+    with Artifact.load(tiny_artifact) as model:
+        made = model.generate(model.tokenize("The sea is"), max_tokens=32)
+        assert capsys.readouterr().out == model.detokenize(made.token_ids) + "\n"
 
 
 def test_the_architectures_are_those_of_the_tests() -> None:
