@@ -29,7 +29,7 @@ Session::Session(std::shared_ptr<Artifact> artifact)
       last_depth_index_(depth_controller_.index()) {
   const Manifest& manifest = artifact_->manifest();
   options_.rules.eos = manifest.model.eos_token_ids;
-  inputs_.bind(artifact_->rounds().prefill());
+  inputs_.bind(artifact_->rounds().prefill(), inputs_.chunk());  // rounds catch up with it over any gap
   if (extends()) inputs_.bind(*artifact_->rounds().extend(), round_tokens_.size());
   for (size_t length = 0; length < manifest.draft_lengths.size(); ++length) {
     for (size_t depth = 0; depth < std::max<size_t>(1, manifest.drafter.depths.size()); ++depth) {
