@@ -41,7 +41,7 @@ def test_public_drafters_of_the_very_model(tmp_path: Path) -> None:
         f"specc compile {model} --method eagle3 --drafter AngelSlim/Qwen3-8B_eagle3"
     )
     assert "--method dflash or dspark has one" in error.cure
-    assert "train one: github.com" in error.cure
+    assert f"train one: specc distill {model} --method eagle3" in error.cure
     assert error.cure.endswith("without any: --method suffix")
 
 
@@ -57,7 +57,7 @@ def test_several_models_of_one_size(tmp_path: Path) -> None:
 
 
 def test_none_for_this_size(tmp_path: Path) -> None:
-    error = refusal(folder(tmp_path / "m", "llama", 576, 30), "eagle3")
+    error = refusal(folder(tmp_path / "m", "llama", 640, 30), "eagle3")
     assert "no public eagle3 drafter is known for this size of llama" in error.found
     assert "yuhuili/EAGLE3-Vicuna1.3-13B" in error.found
     assert "--method suffix" in error.cure

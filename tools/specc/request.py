@@ -139,8 +139,9 @@ def check_request(request: CompileRequest) -> None:
     _only_for("--calibration", request.calibration, request, *measured)
     if request.method == "draft_model" and request.drafter is None:
         raise flags.conflict("draft_model needs a model that drafts", "add --drafter MODEL")
-    # (An MTP layer is looked for in the model's own files.)
-    if request.method in set(TRAINED) - {"mtp"} and request.drafter is None:
+    # (An MTP layer is looked for in the model's own files, a drafter that specc brings when the model is known.)
+    alone = request.method in set(TRAINED) - {"mtp"} and request.drafter is None
+    if alone and not trained.may_be_shipped(request.model, request.method):
         raise trained.missing(request.model, request.method)
     if request.calibration is not None and not request.calibration.is_file():
         raise flags.bad_value("--calibration", "a text file", request.calibration)
@@ -224,7 +225,11 @@ def _check_lengths(request: CompileRequest) -> None:
 
 def check_output(request: CompileRequest) -> None:
     """Raise UsageError if the artifact could not be put where it is asked for."""
-    output = request.output
+    check_folder(request.output, "manifest.json", "an artifact", force=request.force)
+
+
+def check_folder(output: Path, mark: str, what: str, *, force: bool) -> None:
+    """The same for any folder that a verb writes: it holds a file `mark`, and is called `what`."""
     if not output.resolve().parent.is_dir():
         raise UsageError(
             "SPECC-E0124", f"there is no folder {output.resolve().parent}", cure="make it, or choose another -o"
@@ -239,17 +244,17 @@ def check_output(request: CompileRequest) -> None:
         )
     if not output.exists():
         return
-    if not request.force:
+    if not force:
         raise UsageError(
             "SPECC-E0123", f"{output} is there already", cure="add --force, or choose another -o"
         )
-    artifact = (output / "manifest.json").is_file() or (
-        output.is_dir() and not any(output.iterdir())
-    )
-    if not artifact:
+    ours = (output / mark).is_file() or (output.is_dir() and not any(output.iterdir()))
+    if not ours:
         raise UsageError(
-            "SPECC-E0125", f"{output} is not an artifact, so it is not replaced", cure="choose another -o"
-        )  # fmt: skip
+            "SPECC-E0125",
+            f"{output} is not {what}, so it is not replaced",
+            cure="choose another -o",
+        )
 
 
 def _only_for(flag: str, value: object, request: CompileRequest, *methods: str) -> None:

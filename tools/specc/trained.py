@@ -16,11 +16,17 @@ from specc.errors import UsageError
 from specc.locate import locate
 
 if TYPE_CHECKING:
-    from specc.ir.importers.drafters import DrafterCheckpoint
+    from specc.ir.importers.drafters import DrafterCheckpoint, Target
     from specc.ir.importers.source import ImportedModel
 
 TRAINED = ("eagle", "eagle3", "mtp", "dflash", "dspark", "medusa")
 """Methods whose drafter is a checkpoint made for the target."""
+
+DISTILLED = ("eagle3", "mtp", "medusa", "dflash")
+"""Those that `specc distill` trains."""
+
+SHIPPED = Path(__file__).parent / "data" / "drafters"
+"""A folder for each drafter that comes with specc."""
 
 WITHOUT = "suffix"
 """The method that needs nothing and pays most often."""
@@ -56,6 +62,39 @@ def public(model: str, method: str) -> Known:
     )
 
 
+def may_be_shipped(model: str, method: str) -> bool:
+    """Whether a drafter that comes with specc could be for `model`: what can be known before the model is read."""
+    whole = model.startswith("pypi:") or model.endswith(".gguf")
+    known = whole or _facts(model)
+    return bool(known) and any(
+        made["method"] == method and (whole or _facts(model).items() <= made["target"].items())
+        for _, made in _shipped()
+    )
+
+
+def shipped(method: str, target: Target) -> Path | None:
+    """The folder of the drafter that comes with specc for this very target, told by its sizes and its head."""
+    from specc.ir.weights import content_hash
+
+    facts = {
+        "architecture": target.architecture, "hidden_size": target.hidden_size, "layers": target.num_layers,
+    }  # fmt: skip
+    alike = [
+        (folder, made) for folder, made in _shipped()
+        if made["method"] == method and facts.items() <= made["target"].items()
+    ]  # fmt: skip
+    if not alike:
+        return None
+    head = content_hash(target.head.load())
+    return next((folder for folder, made in alike if made["target"]["head"] == head), None)
+
+
+def _shipped() -> list[tuple[Path, dict[str, Any]]]:
+    """The folders of the drafters in the package, each with its recipe (what `specc distill` writes beside it)."""
+    found = sorted(SHIPPED.glob("*/distill.json"))
+    return [(path.parent, json.loads(path.read_text())) for path in found]
+
+
 def missing(model: str, method: str) -> UsageError:
     """The error for a trained method without a drafter: which exist, how one is trained, what works without."""
     known = public(model, method)
@@ -68,10 +107,11 @@ def missing(model: str, method: str) -> UsageError:
             found += "; for others: " + "; ".join(f"{d} (for {m})" for m, d in known.family[:4])
         first = "--drafter FOLDER of one that you have"
     others = [m for m in TRAINED if m != method and public(model, m).exact]
+    train = f"specc distill {model} --method {method} -o FOLDER, or " if method in DISTILLED else ""
     also = f"; --method {' or '.join(others)} has one" if others else ""
     return flags.conflict(
         f"{method} needs a drafter that was trained for this very model",
-        f"{first}{also}; train one: {_table()['train'][method]}; or without any: --method {WITHOUT}",
+        f"{first}{also}; train one: {train}{_table()['train'][method]}; or without any: --method {WITHOUT}",
         expected="--drafter FOLDER or ORG/NAME", found=found,
     )  # fmt: skip
 
@@ -87,14 +127,20 @@ def method_of(drafter: str) -> str | None:
 def load(
     method: str, model: str, drafter: str | None, imported: ImportedModel
 ) -> DrafterCheckpoint:
-    """The checkpoint that a request means: `drafter`, or the MTP layer in the model's own folder.
+    """The checkpoint that a request means: `drafter`, one that comes with specc, or the model's own MTP layer.
 
-    Raises ModelError, as `specc.ir.importers.drafters.load_drafter` and `load_native`.
+    Raises UsageError (SPECC-E0104) if there is none; ModelError, as `specc.ir.importers.drafters.load_drafter` and
+    `load_native`.
     """
     from specc.ir.importers.drafters import Target, load_drafter, load_native
 
     target = Target.of(imported.program)
     if drafter is None:
+        ours = shipped(method, target)
+        if ours is not None:
+            return load_drafter(ours, target, method)
+        if method != "mtp":
+            raise missing(model, method)
         return load_native(locate(model), target)
     return load_drafter(locate(drafter), target, method)
 

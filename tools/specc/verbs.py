@@ -18,6 +18,7 @@ VERBS = {
     "verify": "Compare an artifact with plain decoding and with the original model.",
     "bench": "Measure an artifact against its own plain decoding.",
     "doctor": "Say what this machine can compile and run.",
+    "distill": "Train a drafter for a model.",
     "opt": "Show what the passes make of a model.",
     "cache": "List, trim or clear the compile cache.",
     "help": "Explain a topic, a verb or an error's code.",

@@ -13,6 +13,7 @@ from specc.ir.importers.drafters.layers import (
     read_embedding,
     read_head,
     read_layer,
+    read_rows_of_head,
     window_of,
 )
 from specc.ir.importers.drafters.positions import rope
@@ -44,6 +45,8 @@ class BlockConventions:
     """Within a block, for all layers; None: only layers with a window are."""
     window_at_anchor: bool = False
     speculative_tokens: int = 0
+    head_of_target: bool = False
+    """There is no head in the checkpoint: rows of the target's, those of the draft vocabulary, are meant."""
 
 
 def anchor_flag(*sections: Config) -> bool | None:
@@ -99,9 +102,16 @@ def read_block(parts: Parts, said: BlockConventions) -> DrafterCheckpoint:
         parts.weights["d2t"] = Weight.of(ids)
     size = min(vocab, target.rows)
     embedding = read_embedding(parts, "embed_tokens.weight", hidden, size)
-    head = read_head(
-        parts, "lm_head.weight", hidden, size if ids is None else drafts, required=ids is not None
-    )
+    if said.head_of_target:
+        head = read_rows_of_head(parts, "lm_head.weight", hidden, size, ids)
+    else:
+        head = read_head(
+            parts,
+            "lm_head.weight",
+            hidden,
+            size if ids is None else drafts,
+            required=ids is not None,
+        )
     rows = int(parts.weights["lm_head.weight"].type.shape[0])
     markov = _markov(parts, said.heads, hidden, size, rows)
     confidence = _confidence(parts, said.heads, hidden, markov)

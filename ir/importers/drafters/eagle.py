@@ -11,6 +11,7 @@ from specc.ir.importers.drafters.layers import (
     read_embedding,
     read_head,
     read_layer,
+    read_rows_of_head,
 )
 from specc.ir.importers.drafters.positions import rope
 from specc.ir.importers.drafters.spec import (
@@ -42,6 +43,8 @@ class Eagle3Conventions:
     speculative_tokens: int = 0
     mask_token_id: int | None = None
     """Of a P-EAGLE, which also has a `mask_hidden`."""
+    head_of_target: bool = False
+    """There is no head in the checkpoint: rows of the target's, those of the draft vocabulary, are meant."""
 
 
 def read_eagle1(parts: Parts, source: str) -> DrafterCheckpoint:
@@ -112,9 +115,12 @@ def read_eagle3(parts: Parts, said: Eagle3Conventions) -> DrafterCheckpoint:
         parts.weights["d2t"] = Weight.of(ids)
     size = min(vocab, target.rows)
     embedding = read_embedding(parts, "embed_tokens.weight", hidden, size)
-    head = read_head(
-        parts, "lm_head.weight", hidden, size if ids is None else drafts, required=True
-    )
+    if said.head_of_target:
+        head = read_rows_of_head(parts, "lm_head.weight", hidden, size, ids)
+    else:
+        head = read_head(
+            parts, "lm_head.weight", hidden, size if ids is None else drafts, required=True
+        )
     rows = int(parts.weights["lm_head.weight"].type.shape[0])
     block = _masks(parts, said, count * theirs)
     parts.conventions |= {

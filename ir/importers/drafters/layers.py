@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import torch
+
 from specc.errors import ModelError
 from specc.ir.importers.drafters.files import Config, Tensors
 from specc.ir.importers.drafters.spec import Attention, Layer, Mlp, Ownership
@@ -162,6 +164,21 @@ def read_head(
     owner = _shared(parts, source, "lm_head.weight", [size, hidden], parts.target.head)
     if owner is not Ownership.OWN and parts.target.head_bias:
         raise foreign(parts, "head", "a head that only multiplies", "a bias in the target's")
+    return owner
+
+
+def read_rows_of_head(
+    parts: Parts, source: str, hidden: int, size: int, ids: torch.Tensor | None
+) -> Ownership:
+    """The rows `ids` of the target's head, or all, for a checkpoint that says that it has none of its own.
+
+    Raises ModelError (SPECC-E0278) if it has one after all, else as `read_head`.
+    """
+    if source in parts.tensors:
+        raise parts.config.bad("lm_head_of_target", f"false, since there is a {source}")
+    owner = read_head(parts, source, hidden, size)
+    if ids is not None:
+        parts.weights["lm_head.weight"] = parts.target.head.rows(ids.tolist())
     return owner
 
 

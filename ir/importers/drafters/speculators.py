@@ -88,6 +88,8 @@ def read_eagle(parts: Parts, kind: str) -> DrafterCheckpoint:
         # EAGLE-3's trainer numbers positions from 1, P-EAGLE's from 0.
         position_shift=0 if parallel else 1, speculative_tokens=tokens,
         mask_token_id=config.integer("mask_token_id", least=0) if parallel else None,
+        # Not a key of speculators: `specc distill` leaves out a head that is the target's own.
+        head_of_target=config.flag("lm_head_of_target"),
     )  # fmt: skip
     return read_eagle3(parts, said)
 
@@ -116,7 +118,7 @@ def read_block_drafter(parts: Parts, kind: str) -> DrafterCheckpoint:
         config.integer("mask_token_id", least=0), bool(said), _heads(config, kind),
         # Its trainer makes a window's layers causal within the block, and measures the window from the block's start.
         causal=False if config.flag("sliding_window_non_causal") else None, window_at_anchor=True,
-        speculative_tokens=tokens,
+        speculative_tokens=tokens, head_of_target=config.flag("lm_head_of_target"),
     )  # fmt: skip
     return read_block(parts, conventions)
 
