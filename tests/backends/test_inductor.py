@@ -204,6 +204,9 @@ def test_a_leaf_that_fails_is_a_coded_error(tiny_artifact: Path, tmp_path: Path)
     shutil.copytree(tiny_artifact, copy)
     manifest = json.loads((copy / "manifest.json").read_text())
     manifest["model"]["vocab_size"] = 10**9
+    for name, function in manifest["functions"].items():
+        if name.startswith("verify_"):
+            function["outputs"][0]["shape"][1] = 10**9
     (copy / "manifest.json").write_text(json.dumps(manifest))
     with Artifact.load(copy) as engine:
         for _ in range(2):

