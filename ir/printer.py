@@ -70,6 +70,9 @@ def _drafter(contract: Contract) -> str:
     """The contract; what is empty is not shown."""
     parts = [f"drafter {contract.kind} K={list(contract.num_speculative_tokens)}"]
     parts += ["on the host"] if contract.host else []
+    parts += (
+        [f"beside {contract.host_drafter}"] if contract.host_drafter and not contract.host else []
+    )
     parts += ["with own state"] if contract.state is DraftState.OWN else []
     parts += [f"lag={contract.lag}"] if contract.lag else []
     parts += [f"extend={contract.extend}"] if contract.extend else []

@@ -30,6 +30,8 @@ class DeclareDrafter(Pass):
 
     Before: drafter none
     After:  drafter ngram prompt_lookup_max=4 prompt_lookup_min=2
+
+    `beside`: a host drafter for a text's own repetitions, where another drafts in the graph.
     """
 
     name: ClassVar[str] = "declare-drafter"
@@ -37,6 +39,12 @@ class DeclareDrafter(Pass):
     kind: str = "none"
     host: bool = True
     options: Mapping[str, int | float] = field(default_factory=dict)
+    beside: str | None = None
+
+    @property
+    def _host_drafter(self) -> str | None:
+        alone = self.kind if self.host and self.kind != "none" else None
+        return alone or self.beside
 
     def requires(self, program: SpeculativeProgram) -> None:
         if self.host and self.kind not in HOST_OPTIONS:
@@ -44,7 +52,14 @@ class DeclareDrafter(Pass):
                 "SPECC-E0359", f"there is no host drafter {self.kind}",
                 expected=", ".join(HOST_OPTIONS), cure="choose another --method",
             )  # fmt: skip
-        known = HOST_OPTIONS.get(self.kind, {})
+        named = self._host_drafter
+        if self.beside is not None and (self.host or self.beside not in (*HOST_OPTIONS,)[1:]):
+            raise PassError(
+                "SPECC-E0359", f"{self.beside} cannot stand beside {self.kind}",
+                expected="ngram or suffix beside a drafter in the graph",
+                cure="correct --host-drafter",
+            )  # fmt: skip
+        known = HOST_OPTIONS.get(named or self.kind, {})
         for name, value in self.options.items():
             if name not in known or not known[name][1] <= value <= known[name][2]:
                 allowed = ", ".join(f"{n} ({lo} to {hi})" for n, (_, lo, hi) in known.items())
@@ -64,17 +79,19 @@ class DeclareDrafter(Pass):
 
     def _options(self) -> dict[str, int | float]:
         """All options, defaults included."""
-        return {n: o[0] for n, o in HOST_OPTIONS.get(self.kind, {}).items()} | dict(self.options)
+        defaults = HOST_OPTIONS.get(self._host_drafter or self.kind, {})
+        return {n: o[0] for n, o in defaults.items()} | dict(self.options)
 
     def call(self, program: SpeculativeProgram) -> PassResult:
         contract = replace(
             program.contract, kind=self.kind, options=self._options(),
             state=DraftState.NONE if self.host else DraftState.TARGET,
-            host_drafter=self.kind if self.host and self.kind != "none" else None,
+            host_drafter=self._host_drafter,
         )  # fmt: skip
         found = program.contract
         if found.kind != "none":
             same("kind", found.kind, self.kind)
             same("options", dict(found.options), contract.options)
+            same("host drafter", found.host_drafter, contract.host_drafter)
             return PassResult(program, modified=False)
         return PassResult(replace(program, contract=contract), modified=contract != found)

@@ -65,7 +65,7 @@ class Drafter:
     `state`: whose calls write what it drafts through, one of STATES. `lag`: rows a round feeds it again. `extend`: the
     function that fills its own state, where prefill does not. `min_length`: positions before the
     first that it drafts after. `draft_rows`: rows from the root's on that drafting writes.
-    `host_drafter`: the runtime's code that drafts, if any does.
+    `host_drafter`: the runtime's code that drafts, if any does: alone, or beside a drafter in the graph.
     `draft_vocab_size`: token ids that a drafter in the rounds may propose; 0: all. `options`: what
     the code on the host reads.
     """
@@ -376,8 +376,6 @@ def _drafter(at: Field) -> Drafter:
         raise damaged(state.path, ", ".join(STATES), state.string())
     if named.value is not None and named.string() not in HOST_DRAFTERS:
         raise damaged(named.path, f"{', '.join(HOST_DRAFTERS)} or null", named.string())
-    if named.value is not None and state.string() != "none":
-        raise damaged(named.path, "null, as the drafter has state", named.string())
     extend, minimum, drawn = at.get("extend"), at.get("min_length"), at.get("draft_rows")
     trimmed = at.get("draft_vocab_size")
     least = 0 if minimum.value is None else minimum.integer(0, 1)

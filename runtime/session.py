@@ -48,7 +48,7 @@ class Logprobs:
 _COUNTS = (
     "rounds", "drafts", "draft_tokens", "accepted_tokens", "new_tokens", "prefill_tokens",
     "k_current", "depth_current", "cut_mismatch", "cut_grammar", "cut_confidence", "cut_stop",
-    "cut_length",
+    "cut_length", "found_drafts",
 )  # fmt: skip
 _FLOATS = frozenset((
     "confidence_threshold", "frequency_penalty", "min_p", "presence_penalty", "repetition_penalty",

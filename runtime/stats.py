@@ -39,6 +39,7 @@ class Stats:
     """Counts and seconds since the last append. `drafts` are rounds that drafted.
 
     `cut_...`: rounds that lost drafts, by what came first: another choice of the target, a grammar, a stop, a cap.
+    `found_drafts`: drafts that were found in the text by a drafter on the host, beside one in the graph.
     """
 
     rounds: int
@@ -61,6 +62,7 @@ class Stats:
     cut_confidence: int = 0
     cut_stop: int = 0
     cut_length: int = 0
+    found_drafts: int = 0
 
     @property
     def tokens_per_s(self) -> float:

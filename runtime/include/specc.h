@@ -81,7 +81,7 @@ SPECC_API void specc_session_close(specc_session*);
  *   min_tokens              int    new tokens before which neither EOS nor stop tokens are chosen (default 0)
  *   logprobs                int    -1 none (default); n: those of the token and of the n best, see specc_session_logprobs
  *   acceptance_rule         text   "match" (default): drafts that are the target's own choice; "rejection" or "block"
- *                                  keep more at temperatures above 0, and have its law, but not the tokens of a seed
+ *                                  (p/q) have its law at temperatures above 0, but not the tokens of a seed
  *   confidence_threshold    float  0 (default) to 1: drafts are not verified from the first on that the drafter believes
  *                                  less likely to be kept; for drafters with a head for that (DSpark), else refused
  *   stop_token_ids          ids    see below
@@ -136,6 +136,7 @@ SPECC_API void specc_session_cancel(specc_session*);
  *   prefill_s; decode_s, of which draft_s in host drafters and round_s in round functions           (seconds)
  *   (waiting for other sessions is in decode_s alone; bringing a drafter up to the prompt is prefill; up to what was decoded without it, decoding)
  *   k_current, depth_current (of the last round, 0 without depths), acceptance_ewma
+ *   found_drafts: of the drafts, those found in the text, where a drafter on the host stands beside one in the graph
  *   cut_mismatch, cut_grammar, cut_confidence, cut_stop, cut_length: rounds that lost drafts, by what came first   (counts)
  * accepted_tokens counts what verification accepted, also where a stop or cap then cut the block. */
 SPECC_API specc_result specc_session_stat(const specc_session*, const char* name, double* value);

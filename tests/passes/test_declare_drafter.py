@@ -5,7 +5,8 @@ from tests.passes import toy
 
 
 def _line(pass_: DeclareDrafter) -> str:
-    return str(pass_(toy.empty()).program).splitlines()[1]
+    lines = str(pass_(toy.empty()).program).splitlines()
+    return next((line for line in lines if line.startswith("drafter")), "no drafter")
 
 
 def test_writes_the_contract_with_defaults() -> None:
@@ -15,14 +16,16 @@ def test_writes_the_contract_with_defaults() -> None:
         _line(DeclareDrafter("ngram", options={"prompt_lookup_max": 8})),
         _line(DeclareDrafter("suffix")),
         _line(DeclareDrafter("draft_model", host=False)),
+        _line(DeclareDrafter("draft_model", host=False, beside="ngram")),
     ]
     assert_expected_inline(
         "\n".join(lines),
         """\
-model toy vocab=6 hidden=4 layers=0 positions=16 eos=[]
-model toy vocab=6 hidden=4 layers=0 positions=16 eos=[]
-model toy vocab=6 hidden=4 layers=0 positions=16 eos=[]
-model toy vocab=6 hidden=4 layers=0 positions=16 eos=[]""",
+drafter none K=[0] on the host
+drafter ngram K=[0] on the host prompt_lookup_max=8 prompt_lookup_min=2
+drafter suffix K=[0] on the host max_spec_factor=1.0 max_tree_depth=24 min_token_prob=0.1
+drafter draft_model K=[0]
+drafter draft_model K=[0] beside ngram prompt_lookup_max=4 prompt_lookup_min=2""",
     )
 
 
@@ -39,6 +42,8 @@ def test_refuses() -> None:
         DeclareDrafter("ngram", options={"prompt_lookup_min": 5, "prompt_lookup_max": 4}),
         DeclareDrafter("none", options={"prompt_lookup_max": 4}),
         DeclareDrafter("layerskip", host=False, options={"prompt_lookup_max": 4}),
+        DeclareDrafter("layerskip", host=False, beside="none"),
+        DeclareDrafter("ngram", beside="suffix"),
     ]
     assert_expected_inline(
         "\n".join(toy.refusal(c, toy.empty()) for c in cases),
@@ -48,5 +53,7 @@ SPECC-E0357 declare-drafter: ngram has no option prompt_lookup=3
 SPECC-E0357 declare-drafter: ngram has no option prompt_lookup_max=0
 SPECC-E0357 declare-drafter: ngram cannot look up 5 to 4 tokens
 SPECC-E0357 declare-drafter: none has no option prompt_lookup_max=4
-SPECC-E0357 declare-drafter: layerskip has no option prompt_lookup_max=4""",
+SPECC-E0357 declare-drafter: layerskip has no option prompt_lookup_max=4
+SPECC-E0359 declare-drafter: none cannot stand beside layerskip
+SPECC-E0359 declare-drafter: suffix cannot stand beside ngram""",
     )

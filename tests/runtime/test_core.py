@@ -1,10 +1,8 @@
 """The C++ engine: built with sanitizers, run against artifacts whose model is written by hand."""
 
 import copy
-import hashlib
 import json
 import shutil
-import struct
 import subprocess
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +11,15 @@ from typing import Any
 
 import pytest
 from filelock import FileLock
+
+from tests.runtime.core_artifacts import (
+    SALT,
+    VALID,
+    VOCAB,
+    Json,
+    manifest_of,
+    write_artifact,
+)
 
 ROOT = Path(__file__).parent.parent.parent
 CORE = ROOT / "runtime/cpp/core"
@@ -31,12 +38,6 @@ COMMON = [
     "vector",
 ]
 SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
-
-VOCAB, VALID, MAX_LEN, CHUNK, SALT = 100, 97, 64, 4, 12345
-LENGTHS = [0, 1, 2, 4]
-STATES = {"tap": "target", "drawn": "target", "model": "own", "pairs": "own"}
-
-Json = dict[str, Any]
 
 
 def run(*command: object) -> subprocess.CompletedProcess[str]:
@@ -95,189 +96,6 @@ def compile_all(folder: Path) -> None:
         for name, *extra in (["model"], ["old", "-DTINY_ABI=7"], ["other", "-DTINY_SALT=1"]):
             compile_to(folder / f"{name}.so", *extra, *shared)
     compile_to(folder / "core_tests", *objects, "-pthread", "-ldl")
-
-
-def value(name: str, *shape: int | str, dtype: str = "i64") -> Json:
-    return {"name": name, "dtype": dtype, "shape": list(shape)}
-
-
-def call(entry: str, inputs: str, outputs: str = "", *attrs: int) -> Json:
-    return {"entry": entry, "in": inputs.split(), "out": outputs.split(), "attrs": list(attrs)}
-
-
-def drafting(kind: str, k: int, depth: int) -> tuple[list[Json], list[Json]]:
-    """A round's inputs, and how it drafts."""
-    names = ["root", "previous", "length", "first_row", "tap_row", "seed"]
-    inputs = [*(value(name, 1) for name in names), value("temperature", 1, dtype="f64")]
-    plan = []
-    if k > 0 and kind == "tap":
-        plan += [
-            call("specc.row", "s:taps %tap_row", "tap"),
-            call("tap_draft", "%tap %previous %root %length s:text w:salt", "drafts", k, depth),
-        ]
-    elif k > 0 and kind == "pairs":
-        inputs = [*inputs, *(value(name, "T") for name in ("next_tokens", "positions", "rows"))]
-        pairs = "%next_tokens %positions s:text s:draft_text %length w:salt"
-        plan += [call("pair_draft", pairs, "drafts", k)]
-    elif k > 0 and kind == "model":
-        plan += [call("draft", "%previous %root %length s:draft_text w:salt", "drafts", k)]
-    elif k > 0 and kind == "drawn":
-        told = " ".join(f"{what}_{j}" for what in ("logits", "confidence") for j in range(k))
-        given = "%root %length %temperature %seed s:text w:salt"
-        plan += [call("drawn", given, f"drafts {told}", k)]
-    elif k > 0:
-        inputs = [*inputs, value("drafts", k)]
-    return inputs, plan
-
-
-def proposal(kind: str, k: int, depth: int = 0) -> Json:
-    inputs, plan = drafting(kind, k, depth)
-    told = [
-        value(f"{name}_{j}", 1, width, dtype="f32")
-        for name, width in (("logits", VOCAB), ("confidence", 1))
-        for j in range(k if kind == "drawn" else 0)
-    ]
-    return {"inputs": inputs, "outputs": [value("drafts", k), *told], "plan": plan}
-
-
-def round_function(kind: str, k: int, depth: int = 0) -> Json:
-    """Draft, verify, accept, as a compiler would emit it for each kind of drafter."""
-    inputs, plan = drafting(kind, k, depth)
-    tokens = "%block" if k > 0 else "%root"
-    if k > 0:
-        plan += [call("specc.cat", "%root %drafts", "block")]
-    plan += [
-        call("specc.positions", "%length", "at", k + 1, 0),
-        call("lm", f"{tokens} %at s:text w:salt", "hidden logits"),
-        call("specc.cache_copy", "%hidden s:taps"),
-        call(
-            "specc.accept", f"{tokens} %logits %length %temperature %seed", "tokens accepted", VALID
-        ),
-    ]
-    return {
-        "inputs": inputs,
-        "outputs": [value("tokens", k + 1), value("accepted", 1)],
-        "plan": plan,
-    }
-
-
-def functions(kind: str, depths: list[int]) -> Json:
-    prompt = [value(name, "T") for name in ("tokens", "positions", "rows")]
-    prefill = [
-        call("lm", "%tokens %positions s:text w:salt", "hidden logits"),
-        call("specc.cache_copy", "%hidden s:taps"),
-        call("draft_write", "%tokens %rows s:draft_text"),
-    ]
-    result: Json = {"prefill": {"inputs": prompt, "outputs": [], "plan": prefill}}
-    if kind == "pairs":
-        prefill.pop()
-        result["fill pairs"] = {
-            "inputs": [value(name, "T") for name in ("next_tokens", "positions", "rows")],
-            "outputs": [],
-            "plan": [call("extend", "%next_tokens %positions s:text s:draft_text")],
-        }
-    for k in LENGTHS:
-        verify = [
-            call("lm", "%tokens %positions s:text w:salt", "hidden logits"),
-            call("specc.cache_copy", "%hidden s:taps"),
-        ]
-        result[f"verify_{k}"] = {
-            "inputs": [value("tokens", k + 1), value("positions", k + 1)],
-            "outputs": [value("logits", k + 1, VOCAB, dtype="f32")],
-            "plan": verify,
-        }
-        for depth in (depths if k else []) or [0]:
-            name = f"{k}_d{depth}" if depth else f"{k}"
-            result[f"round_{name}"] = round_function(kind, k, depth)
-            if k and kind in STATES:
-                result[f"propose_{name}"] = proposal(kind, k, depth)
-    return result
-
-
-def state(name: str, dtype: str, bytes_each: int, *shape: int) -> Json:
-    size = bytes_each
-    for dimension in shape:
-        size *= dimension
-    return {
-        "name": name,
-        "dtype": dtype,
-        "shape": list(shape),
-        "owner": "target",
-        "zone": "kv",
-        "bytes": size,
-    }
-
-
-def rounds(kind: str, depths: list[int]) -> list[Json]:
-    played = []
-    for k in LENGTHS:
-        for depth in (depths if k else []) or [0]:
-            name = f"{k}_d{depth}" if depth else f"{k}"
-            propose = f"propose_{name}" if k and kind in STATES else None
-            pieces = {} if kind == "whole" else {"propose": propose, "verify": f"verify_{k}"}
-            played.append({"function": f"round_{name}", "k": k, "depth": depth, **pieces})
-    return played
-
-
-def manifest_of(kind: str) -> Json:
-    depths = [2, 3] if kind == "tap" else []
-    return {
-        "schema_version": 1,
-        "abi": 1,
-        "device": {"type": "cpu", "arch": "x86_64", "isa": "x86-64"},
-        "model": {
-            "vocab_size": VALID,
-            "max_model_len": MAX_LEN,
-            "prefill_chunk": CHUNK,
-            "eos_token_ids": [3] if kind == "eos" else [],
-            "bos_token_id": None,
-            "add_bos": False,
-        },
-        "num_speculative_tokens": LENGTHS,
-        "drafter": {
-            "kind": f"a drafter called {kind}",  # the engine does not care
-            "state": STATES.get(kind, "none"),
-            "lag": int(kind == "model"),
-            "extend": "fill pairs" if kind == "pairs" else None,
-            "min_length": int(kind == "pairs"),
-            "host_drafter": kind if kind in ("ngram", "suffix") else None,
-            "depths": depths,
-            "options": {},
-        },
-        "rounds": rounds(kind, depths),
-        "state": [
-            state("text", "i64", 8, MAX_LEN),
-            state("draft_text", "i64", 8, MAX_LEN),
-            state("taps", "f32", 4, max(CHUNK, LENGTHS[-1] + 1), 2),
-        ],
-        "functions": functions(kind, depths),
-        "provenance": {},
-    }
-
-
-def weights_bytes() -> bytes:
-    entry = {"salt": {"dtype": "I64", "shape": [1], "data_offsets": [0, 8]}}
-    header = json.dumps(entry).encode().ljust(120)  # the data then starts at byte 128
-    return struct.pack("<Q", len(header)) + header + struct.pack("<q", SALT)
-
-
-def write_artifact(folder: Path, manifest: Json, library: Path) -> Path:
-    folder.mkdir(parents=True)
-    (folder / "weights.safetensors").write_bytes(weights_bytes())
-    shutil.copy(library, folder / "model.so")
-    files = {
-        name: {
-            "sha256": hashlib.sha256((folder / name).read_bytes()).hexdigest(),
-            "bytes": (folder / name).stat().st_size,
-        }
-        for name in ("weights.safetensors", "model.so")
-    }
-    complete = {
-        "weights": {"file": "weights.safetensors", "bytes": files["weights.safetensors"]["bytes"]},
-        "files": files,
-    }
-    (folder / "manifest.json").write_text(json.dumps(complete | manifest))
-    return folder
 
 
 @pytest.fixture(scope="module")

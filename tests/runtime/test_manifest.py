@@ -79,7 +79,6 @@ REFUSED_BY_SHAPE: list[tuple[str, object]] = [
 REFUSED_BY_SENSE: list[tuple[str, object]] = [
     ("model.eos_token_ids", [256]),
     ("num_speculative_tokens", [0, 4, 2]),
-    ("drafter.state", "own"),
     ("drafter.depths", [3, 2]),
     ("rounds.1.function", "absent"),
     ("rounds.1.nodes", 1),

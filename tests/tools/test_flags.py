@@ -41,6 +41,7 @@ CHANGES: dict[str, tuple[Any, str]] = {
     "draft_layers": ("0,2", "layerskip"),
     "depths": ("2,3", "eagle:adaptive"),
     "draft_vocab_size": (64, "layerskip"),
+    "host_drafter": ("suffix", "layerskip"),
     "drafter_options": ("prompt_lookup_max=8", "ngram"),
     "calibration": (Path(__file__), "layerskip"),
     "device": ("onnx", "ngram"),

@@ -157,4 +157,8 @@ def speculation(manifest: Manifest, k: int) -> str:
     if k == 0:
         return "off (K=0 was asked for)"
     how = "K adaptive" if k == ADAPTIVE else f"K={k}"
-    return f"{manifest.method}, {how}, {'lossless' if manifest.lossless else 'NOT lossless'}"
+    named = manifest.drafter.host_drafter
+    beside = f" with {named} beside it" if named not in (None, manifest.method) else ""
+    return (
+        f"{manifest.method}{beside}, {how}, {'lossless' if manifest.lossless else 'NOT lossless'}"
+    )

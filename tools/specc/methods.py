@@ -50,6 +50,8 @@ def pipeline_for(request: CompileRequest, imported: ImportedModel, progress: Pro
     shape = Shape(
         tuple(sorted({0, *draft_lengths(request)})), request.max_model_len, request.prefill_chunk,
         kv_cache_dtype=_caches(request), weights=_weights(request), draft_ids=_draft_ids(request, imported),
+        host_drafter=request.host_drafter,
+        host_options=request.drafter_options if request.host_drafter else {},
     )  # fmt: skip
     choice = _PIPELINES[request.method](request, imported, shape, progress)
     if request.device == "cpu":

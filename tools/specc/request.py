@@ -63,6 +63,7 @@ class CompileRequest:
     draft_layers: tuple[int, ...] | None = None
     draft_vocab_size: int = 0
     tree: int | tuple[tuple[int, ...], ...] | None = None
+    host_drafter: str | None = None
     depths: tuple[int, ...] | None = None
     drafter_options: Mapping[str, float] = field(default_factory=dict)
     force: bool = False
@@ -132,7 +133,7 @@ def check_request(request: CompileRequest) -> None:
     _only_for("--draft-layers", request.draft_layers, request, "layerskip")
     _only_for("--tree", request.tree, request, *TRAINED)
     _only_for("--depths", request.depths, request, "eagle:adaptive")
-    _only_for("--drafter-options", request.drafter_options or None, request, "ngram", "suffix")
+    _check_host_drafter(request)
     flags.at_least("--draft-vocab-size", request.draft_vocab_size, 0)
     _only_for("--draft-vocab-size", request.draft_vocab_size or None, request, *_IN_THE_GRAPH)
     measured = _IN_THE_GRAPH if request.draft_vocab_size else ("layerskip", "eagle:adaptive")
@@ -146,6 +147,23 @@ def check_request(request: CompileRequest) -> None:
     if request.calibration is not None and not request.calibration.is_file():
         raise flags.bad_value("--calibration", "a text file", request.calibration)
     _check_lengths(request)
+
+
+def _check_host_drafter(request: CompileRequest) -> None:
+    """Beside a drafter in the graph, one that finds drafts in the text; and the options of either way to have one."""
+    if request.host_drafter is not None:
+        flags.one_of("--host-drafter", request.host_drafter, HOST_DRAFTERS)
+        _only_for("--host-drafter", request.host_drafter, request, *_IN_THE_GRAPH, *TRAINED)
+        for flag, other in (
+            ("--device", request.device != "cpu"),
+            ("--tree", request.tree is not None),
+        ):
+            if other:
+                raise flags.conflict(
+                    f"{flag} has no rounds for --host-drafter yet", "leave one of them out"
+                )
+    elif request.drafter_options:
+        _only_for("--drafter-options", request.drafter_options, request, *HOST_DRAFTERS)
 
 
 def _check_device(request: CompileRequest) -> None:

@@ -28,6 +28,7 @@ double stat(const Session& session, std::string_view name) {
   const auto number = [](auto value) { return static_cast<double>(value); };
   if (name == "rounds") return number(stats.rounds);
   if (name == "drafts") return number(stats.drafts);
+  if (name == "found_drafts") return number(stats.found_drafts);
   if (name == "draft_tokens") return number(stats.draft_tokens);
   if (name == "accepted_tokens") return number(stats.accepted_tokens);
   if (name == "new_tokens") return number(stats.new_tokens);

@@ -126,7 +126,6 @@ DrafterSpec read_drafter(const JsonCursor& field) {
   if (!drafter.extend.empty() && drafter.min_length == 0) field.fail("a drafter that is extended needs a min_length");
   if (const auto name = field.find("host_drafter")) {
     drafter.host_drafter = name->string();
-    if (!drafter.on_host()) name->fail("a drafter on the host has no state");
     if (!knows_host_drafter(drafter.host_drafter)) name->fail("the host drafter is unknown");
   }
   if (const auto depths = field.find("depths")) drafter.depths = depths->integers(1, kMaxDraft);

@@ -6,6 +6,7 @@ void json_test();
 void commit_test();
 void drafters_test();
 void controller_test();
+void found_drafts_test();
 void sampling_test();
 void pool_test(const std::string& folder);
 void files_test(const std::string& folder);

@@ -38,6 +38,7 @@ def main(
     draft_layers: Annotated[str | None, _GROUPED["method"]] = None,
     depths: Annotated[str | None, _GROUPED["method"]] = None,
     draft_vocab_size: Annotated[int, _GROUPED["method"]] = 0,
+    host_drafter: Annotated[str | None, _GROUPED["method"]] = None,
     drafter_options: Annotated[str | None, _GROUPED["method"]] = None,
     calibration: Annotated[Path | None, _GROUPED["method"]] = None,
     device: Annotated[str, _GROUPED["target"]] = "cpu",
@@ -75,6 +76,8 @@ def main(
         depths: Depths that eagle:adaptive may draft with, as in 2,4,7.
         draft_vocab_size: Tokens that draft_model, layerskip and eagle:adaptive may propose, the most
             frequent in the calibration text; 0 is all.
+        host_drafter: ngram or suffix, beside a method that drafts in the graph: drafts that it finds in the text
+            take the place of the drafter's where that pays.
         drafter_options: Of ngram and suffix, as in prompt_lookup_max=4,prompt_lookup_min=2.
         calibration: Text that layerskip, eagle:adaptive and a draft vocabulary are measured on; left out, specc's own.
         device: cpu; onnx: whole graphs as ONNX models, run by onnxruntime; or ascend:SOC, as in
@@ -99,6 +102,7 @@ def main(
     request = request_of(
         model, method=method, drafter=drafter, num_speculative_tokens=num_speculative_tokens,
         tree=tree, draft_layers=draft_layers, depths=depths, draft_vocab_size=draft_vocab_size,
+        host_drafter=host_drafter,
         drafter_options=drafter_options, calibration=calibration, device=device, backend=backend, isa=isa, opset=opset,
         graph_dtype=graph_dtype, quant=quant,
         quant_rounding=quant_rounding, kv_cache_dtype=kv_cache_dtype, max_model_len=max_model_len,
@@ -141,6 +145,7 @@ def request_of(
     draft_layers: str | None,
     depths: str | None,
     draft_vocab_size: int,
+    host_drafter: str | None,
     drafter_options: str | None,
     calibration: Path | None,
     device: str,
@@ -161,7 +166,7 @@ def request_of(
         model=model, method=method, drafter=drafter, device=device, backend=backend, isa=isa,
         opset=opset, graph_dtype=graph_dtype, quant=quant, quant_rounding=quant_rounding, kv_cache_dtype=kv_cache_dtype,
         max_model_len=max_model_len, prefill_chunk=prefill_chunk, output=output, calibration=calibration, force=force,
-        draft_vocab_size=draft_vocab_size,
+        draft_vocab_size=draft_vocab_size, host_drafter=host_drafter,
         num_speculative_tokens=_draft_lengths(num_speculative_tokens),
         tree=None if tree is None else flags.tree("--tree", tree),
         draft_layers=_optional("--draft-layers", draft_layers, 0, 4095),

@@ -31,6 +31,7 @@ def main(
     draft_layers: str | None = None,
     depths: str | None = None,
     draft_vocab_size: int = 0,
+    host_drafter: str | None = None,
     drafter_options: str | None = None,
     calibration: Path | None = None,
     quant: str = "none",
@@ -64,6 +65,7 @@ def main(
         draft_layers: As for compile.
         depths: As for compile.
         draft_vocab_size: As for compile.
+        host_drafter: As for compile.
         drafter_options: As for compile.
         calibration: As for compile.
         quant: As for compile.
@@ -107,7 +109,7 @@ def main(
         calibration=calibration, device=device, backend="inductor", isa="native", opset=0,
         graph_dtype="f32",
         quant=quant, quant_rounding=quant_rounding, kv_cache_dtype=kv_cache_dtype,
-        draft_vocab_size=draft_vocab_size,
+        draft_vocab_size=draft_vocab_size, host_drafter=host_drafter,
         max_model_len=max_model_len, prefill_chunk=prefill_chunk, output=Path("unused"),
         force=False,
     )  # fmt: skip

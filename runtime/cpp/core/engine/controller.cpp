@@ -7,12 +7,9 @@ namespace {
 
 constexpr uint64_t kTries = 2;        // of an arm before it is judged by its own cost
 constexpr uint64_t kFirstRounds = 16;  // in which the best so far is followed at once
-constexpr uint64_t kFewRounds = 4;     // an arm's cost is the least of so many: a round is often late, never early
 constexpr size_t kNotProbing = static_cast<size_t>(-1);
 constexpr double kPriorAcceptance = 0.6;
 constexpr double kAcceptanceStep = 0.03;
-constexpr double kCostStep = 0.1;
-constexpr double kOutlier = 1.5;  // a round slower than this times the usual was interrupted: count it as this much
 constexpr uint64_t kDwell = 4;
 // A longer draft must promise more than noise; a shorter one need only be better: losing by a little is still losing.
 constexpr double kGainToLengthen = 1.05, kGainToShorten = 1.01;
@@ -36,7 +33,7 @@ LengthController::LengthController(std::vector<int64_t> lengths, RoundCosts* sha
       rounds_to_probe_(kFirstProbe),
       probing_(kNotProbing) {
   for (size_t i = 0; shared != nullptr && i < arms_.size(); ++i) {
-    if (const double seconds = shared->seconds(i); seconds > 0) arms_[i] = {kFewRounds, seconds};
+    if (const double seconds = shared->seconds(i); seconds > 0) arms_[i] = {ArmCost::kFewRounds, seconds};
   }
 }
 
@@ -115,15 +112,8 @@ void LengthController::learn_acceptance(size_t length, size_t accepted) {
 }
 
 void LengthController::learn_cost(size_t index, double seconds) {
-  Arm& arm = arms_[index];
-  ++arm.rounds;
-  if (arm.rounds == 1) {
-    arm.seconds = seconds;  // high: the first round of a function touches its memory for the first time
-  } else if (arm.rounds <= kFewRounds) {
-    arm.seconds = std::min(arm.seconds, seconds);
-  } else {
-    arm.seconds += kCostStep * (std::min(seconds, kOutlier * arm.seconds) - arm.seconds);
-  }
+  ArmCost& arm = arms_[index];
+  arm.observe(seconds);
   if (shared_ != nullptr && arm.rounds >= kTries) shared_->publish(index, arm.seconds);
 }
 

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "arm_cost.h"
 #include "round_costs.h"
 
 namespace specc {
@@ -31,13 +32,9 @@ class LengthController {
   double expected_tokens(size_t index) const;
   double rate(size_t index) const;  // expected tokens per second
   size_t current() const { return current_; }
+  uint64_t rounds() const { return rounds_; }  // observed
 
  private:
-  struct Arm {
-    uint64_t rounds = 0;
-    double seconds = 0;
-  };
-
   double seconds(size_t index) const;
   double cost_of_probe(size_t index) const;
   size_t next_to_probe() const;
@@ -47,7 +44,7 @@ class LengthController {
   void schedule_probe(bool promising);
 
   std::vector<int64_t> lengths_;
-  std::vector<Arm> arms_;
+  std::vector<ArmCost> arms_;
   RoundCosts* shared_;
   std::vector<double> acceptance_;  // of position i, given that all before it were accepted
   std::vector<uint64_t> acceptance_seen_;

@@ -32,10 +32,8 @@ void Session::set_mask(specc_mask_fn mask, void* user) {
   sampler_ready_ = false;
 }
 
-// Whether the tokens of this text are chosen here; if so, the sampler is ready.
-bool Session::chooses() {
-  if (options_.sampling.plain() && !mask_ && options_.confidence == 0) return false;
-  if (sampler_ready_) return true;
+void Session::ready_sampler() {
+  if (sampler_ready_) return;
   const int64_t vocab_size = artifact_->manifest().model.vocab_size;
   if (sampler_ == nullptr) sampler_ = std::make_unique<Sampler>(vocab_size, round_tokens_.size());
   SamplingParams params = options_.sampling;
@@ -51,7 +49,6 @@ bool Session::chooses() {
     }
   }
   sampler_ready_ = true;
-  return true;
 }
 
 // Whether drafts are drawn from a law that acceptance is told.
@@ -94,6 +91,7 @@ const Round& Session::fill_verify(size_t drafts) {
 }
 
 Session::Execution Session::execute_pieces(const Round& round) {
+  ready_sampler();
   const size_t rows = fill_round(round);
   const Results results(frame_, artifact_->library());
   double seconds = 0;

@@ -10,6 +10,7 @@ namespace specc {
 namespace {
 
 constexpr double kEwmaStep = 0.05;
+constexpr uint64_t kGraphFirst = 4;  // rounds that are the graph's, so that there is something to compare with
 
 // The largest of the ascending `lengths` that is at most `limit`; the first is 0.
 size_t largest_within(const std::vector<int64_t>& lengths, size_t limit) {
@@ -29,13 +30,16 @@ bool Session::play_round() {
   }
   const Stopwatch watch;
   const double draft_before = stats_.draft_s;
-  size_t length_index = choose_length();
+  size_t length_index = choose_found();
+  const bool found = length_index > 0;
+  if (!found) length_index = choose_length();
   const auto& lengths = artifact_->manifest().draft_lengths;
   if (artifact_->manifest().drafter.on_host()) {
     length_index = largest_within(lengths, propose(static_cast<size_t>(lengths[length_index])));
   }
   const size_t depth_index = options_.depth_index == kAdaptive ? depth_controller_.index() : options_.depth_index;
-  const Round& round = artifact_->rounds().round(length_index, depth_index);
+  const RoundTable& rounds = artifact_->rounds();
+  const Round& round = found ? rounds.given(length_index) : rounds.round(length_index, depth_index);
   const double prefill_before = stats_.prefill_s;
   const uint64_t prefill_tokens_before = stats_.prefill_tokens;
   catch_up_s_ = 0;
@@ -47,27 +51,42 @@ bool Session::play_round() {
   } else {
     catch_up_s_ = 0;
   }
-  const Execution done = chooses() ? execute_pieces(round) : execute(round);
+  const Execution done = found || chooses() ? execute_pieces(round) : execute(round);
   const size_t committed_before = committed_.size();
   commit(round, done.accepted);
   last_length_index_ = length_index;
-  if (round.draft_length > 0) last_depth_index_ = depth_index;
+  if (round.draft_length > 0 && !found) last_depth_index_ = depth_index;
   stats_.decode_s += watch.seconds() - (stats_.prefill_s - prefill_before);
   record(round, length_index, done, committed_.size() - committed_before, stats_.draft_s - draft_before);
   return true;
 }
 
 size_t Session::choose_length() {
-  const auto& lengths = artifact_->manifest().draft_lengths;
-  size_t index = options_.length_index == kAdaptive ? controller().choose() : options_.length_index;
-  // Drafts beyond the request's cap would be thrown away: take the shortest length that still reaches it.
-  const size_t wanted = room_in_request() - 1;
-  while (index > 0 && static_cast<size_t>(lengths[index - 1]) >= wanted) --index;
+  const size_t index = options_.length_index == kAdaptive ? controller().choose() : options_.length_index;
   const DrafterSpec& drafter = artifact_->manifest().drafter;
   if (root_position() < static_cast<size_t>(drafter.min_length)) return 0;
   if (root_position() + static_cast<size_t>(drafter.draft_rows) > max_len_) return 0;
+  return within_room(index);
+}
+
+// The longest draft up to this one that makes sense.
+size_t Session::within_room(size_t index) const {
+  const auto& lengths = artifact_->manifest().draft_lengths;
+  // Drafts beyond the request's cap would be thrown away: take the shortest length that still reaches it.
+  const size_t wanted = room_in_request() - 1;
+  while (index > 0 && static_cast<size_t>(lengths[index - 1]) >= wanted) --index;
   // Verification writes state for the root and all drafts, and that must exist.
   return artifact_->rounds().within(index, max_len_ - 1 - root_position());
+}
+
+// The length of what a drafter on the host found, where it stands beside one in the graph and promises more; or 0.
+size_t Session::choose_found() {
+  if (!finds() || options_.length_index == 0 || controller().rounds() < kGraphFirst) return 0;
+  const auto& lengths = artifact_->manifest().draft_lengths;
+  const bool adaptive = options_.length_index == kAdaptive;
+  const size_t most = within_room(adaptive ? lengths.size() - 1 : options_.length_index);
+  const size_t longest = largest_within(lengths, propose(static_cast<size_t>(lengths[most])));
+  return found_drafts_.choose(longest, controller().rate(adaptive ? controller().current() : options_.length_index));
 }
 
 // Fills inputs_.drafts; returns how many.
@@ -98,7 +117,7 @@ bool Session::ready_for(const Round& round) {
   // A round feeds the drafter the last `lag` tokens before the root again, so its own state may end that far behind.
   // Rounds without drafts leave it further behind.
   const auto lag = static_cast<size_t>(artifact_->manifest().drafter.lag);
-  if (round.draft_length > 0 && drafter_written_ + lag < n && !catch_up(drafter_written_)) return false;
+  if (round.draft_length > 0 && !round.given && drafter_written_ + lag < n && !catch_up(drafter_written_)) return false;
   if (round.reads_taps && n > 0 && !taps_.covers(n - 1)) return catch_up(n - 1);
   return true;
 }
@@ -167,7 +186,7 @@ void Session::commit(const Round& round, size_t accepted) {
     drafter_written_ = n + rows;
   } else if (round.extends) {
     drafter_written_ = n;  // beyond it the drafter fed on its own features
-  } else if (round.draft_length > 0) {
+  } else if (round.draft_length > 0 && !round.given) {
     drafter_written_ = n + std::min(rows, round.draft_length);  // the last draft was proposed, but not fed
   }
   written_ = n + rows;
@@ -185,7 +204,13 @@ void Session::record(const Round& round, size_t length_index, const Execution& d
   length.tokens += kept;
   length.seconds += done.seconds;
   // Looking for drafts in vain says nothing of what a round without them costs.
-  controller().observe(length_index, accepted, done.seconds + (round.draft_length > 0 ? draft_seconds : 0), catch_up_s_);
+  const double cost = done.seconds + (round.draft_length > 0 ? draft_seconds : 0);
+  if (round.given) {
+    found_drafts_.observe(length_index, accepted, cost);
+    ++stats_.found_drafts;
+  } else {
+    controller().observe(length_index, accepted, cost, catch_up_s_);
+  }
   if (round.draft_length == 0) return;
   ++stats_.drafts;
   stats_.draft_tokens += round.draft_length;
@@ -204,7 +229,7 @@ void Session::record(const Round& round, size_t length_index, const Execution& d
   const double ratio = static_cast<double>(accepted) / static_cast<double>(round.draft_length);
   const double before = acceptance_ewma_.value_or(ratio);
   acceptance_ewma_ = before + kEwmaStep * (ratio - before);
-  depth_controller_.observe(round.draft_length, accepted);
+  if (!round.given) depth_controller_.observe(round.draft_length, accepted);
 }
 
 }  // namespace specc

@@ -129,6 +129,13 @@ RoundTable::RoundTable(const Manifest& manifest, const std::vector<Plan>& plans)
     for (const int64_t depth : length == 0 || drafter.depths.empty() ? kNoDepths : drafter.depths) {
       by_depth.push_back(checked_round(require_round(manifest.rounds, length, depth), plans, manifest));
     }
+    Round given = by_depth.front();
+    given.given = true;
+    given.reads_taps = given.extends = false;
+    given.propose = nullptr;
+    given.draft_logits_outputs.clear();
+    given.confidence_outputs.clear();
+    given_.push_back(std::move(given));
     rounds_.push_back(std::move(by_depth));
   }
 }

@@ -24,6 +24,7 @@ struct Round {
   std::vector<size_t> draft_logits_outputs;  // of propose, one for each draft; none: it does not tell
   size_t draft_columns = 0;
   std::vector<size_t> confidence_outputs;  // of propose: whether each draft will be kept; none: it does not foretell
+  bool given = false;  // its drafts come from the host, though the graph has a drafter
 };
 
 class RoundTable {
@@ -41,11 +42,14 @@ class RoundTable {
   // The index of the longest draft, at most that of `length_index`, whose rounds verify at most `room` tokens after the
   // root. Rounds of 0 verify none.
   size_t within(size_t length_index, size_t room) const;
+  // The same in pieces, with drafts that the host found.
+  const Round& given(size_t length_index) const { return given_[length_index]; }
   const std::vector<std::vector<Round>>& rounds() const { return rounds_; }  // [length][depth]
 
  private:
   const Plan* prefill_ = nullptr;
   const Plan* extend_ = nullptr;
+  std::vector<Round> given_;  // by length
   std::vector<std::vector<Round>> rounds_;  // [length][depth], one depth where depth does not matter
 };
 

@@ -24,6 +24,7 @@ Session::Session(std::shared_ptr<Artifact> artifact)
       length_controller_(artifact_->manifest().draft_lengths, &artifact_->round_costs()),
       piece_controller_(artifact_->manifest().draft_lengths, &artifact_->round_costs(true)),
       depth_controller_(artifact_->manifest().drafter.depths),
+      found_drafts_(artifact_->manifest().draft_lengths),
       drafter_(make_host_drafter(artifact_->manifest().drafter)),
       round_tokens_(longest_draft(artifact_->manifest()) + 1),
       last_depth_index_(depth_controller_.index()) {
@@ -92,7 +93,7 @@ bool Session::append(const int64_t* ids, size_t count) {
   check_prompt(ids, count);
   const size_t before = visible();
   drop_unread();
-  chooses();  // what it allocates is not for a round to do
+  if (chooses() || finds()) ready_sampler();  // what it allocates is not for a round to do
   const Finish finish_before = finish_;
   const auto undo = [&] {
     keep(before);

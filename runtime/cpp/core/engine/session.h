@@ -14,6 +14,7 @@
 #include "commit.h"
 #include "controller.h"
 #include "draft_scores.h"
+#include "found_drafts.h"
 #include "inputs.h"
 #include "options.h"
 #include "state.h"
@@ -93,6 +94,8 @@ class Session {
 
   bool play_round();
   size_t choose_length();
+  size_t within_room(size_t index) const;
+  size_t choose_found();
   size_t propose(size_t k);
   bool ready_for(const Round& round);
   struct Execution {
@@ -104,7 +107,10 @@ class Session {
   size_t fill_round(const Round& round);
   bool draws(const Round& round) const;
   Execution execute(const Round& round);
-  bool chooses();
+  bool chooses() const { return !options_.sampling.plain() || mask_ || options_.confidence != 0; }
+  // Whether a drafter on the host stands beside the one in the graph.
+  bool finds() const { return drafter_ != nullptr && !artifact_->manifest().drafter.on_host(); }
+  void ready_sampler();
   LengthController& controller() { return chooses() ? piece_controller_ : length_controller_; }
   Execution execute_pieces(const Round& round);
   double run_piece(const Plan& plan, size_t rows);
@@ -122,6 +128,7 @@ class Session {
   Stats stats_;
   LengthController length_controller_, piece_controller_;  // for round functions, and for rounds in pieces
   DepthController depth_controller_;
+  FoundDrafts found_drafts_;
   std::unique_ptr<HostDrafter> drafter_;
   specc_drafter_fn callback_ = nullptr;
   void* callback_user_ = nullptr;
