@@ -114,8 +114,13 @@ def _being_made(path: Path) -> threading.Lock:
 
 
 def inductor_settings() -> list[str]:
-    """What the environment tells torch's Inductor, on which generated code depends."""
-    return sorted(f"{k}={v}" for k, v in os.environ.items() if k.startswith("TORCHINDUCTOR_"))
+    """What the environment tells torch's Inductor, on which generated code depends.
+
+    Where Inductor keeps its own files is no part of that; besides, it sets that variable itself.
+    """
+    told = {k: v for k, v in os.environ.items() if k.startswith("TORCHINDUCTOR_")}
+    told.pop("TORCHINDUCTOR_CACHE_DIR", None)
+    return sorted(f"{k}={v}" for k, v in told.items())
 
 
 def sha256(path: Path) -> str:
