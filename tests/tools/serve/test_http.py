@@ -91,7 +91,10 @@ def test_completion(server: Server, artifact: Artifact, k: int) -> None:
     (report,) = answer.specc["choices"]  # type: ignore[attr-defined]
     assert report["token_ids"] == tokens
     assert report["stats"]["prefill_tokens"] == answer.usage.prompt_tokens - 1
-    assert (report["stats"]["drafts"] > 0) is (k != 0)
+    if (
+        k >= 0
+    ):  # (adaptive, the engine may have learnt from other requests that drafts do not pay here)
+        assert (report["stats"]["drafts"] > 0) is (k > 0)
 
 
 def test_prompts_longer_than_a_chunk(server: Server, artifact: Artifact) -> None:
