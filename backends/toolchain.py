@@ -152,6 +152,13 @@ class Toolchain:
         finally:
             pool.shutdown()
 
+    @contextlib.contextmanager
+    def ahead(self) -> Iterator[None]:
+        """Within this context, what depends on no model is compiled on one core; the cache then has it."""
+        with self.at_work(cores=1) as start:
+            start([*self.kernels(), *self.engine()])
+            yield
+
     def link(self, objects: Sequence[Path], into: Path, *, exports: str) -> None:
         """A shared library that exports the names matching `exports` alone and needs libstdc++ and libc only."""
         with tempfile.NamedTemporaryFile("w", suffix=".map") as script:

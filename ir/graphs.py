@@ -153,7 +153,7 @@ class Builder:
         """A call of an operation that returns a tuple."""
         node = self.graph.call_function(target, args)
         node.meta["type"] = tuple(types)
-        return self._items(node)
+        return self.items(node)
 
     def call(
         self, function: Function, args: Iterable[fx.Node], rows: int | None = None
@@ -162,9 +162,10 @@ class Builder:
         node = self.graph.create_node("call_module", function.name, tuple(args))
         node.meta["type"] = at_rows(tuple(map(type_of, results_of(function.graph))), rows)
         node.meta["writes"] = any(map(has_effect, function.graph.nodes))
-        return self._items(node)
+        return self.items(node)
 
-    def _items(self, node: fx.Node) -> list[fx.Node]:
+    def items(self, node: fx.Node) -> list[fx.Node]:
+        """The results of `node`, a call or an operation of several, as values of their own."""
         items = []
         for index, type_ in enumerate(node.meta["type"]):
             item = self.graph.call_function(operator.getitem, (node, index))

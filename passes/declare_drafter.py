@@ -52,14 +52,14 @@ class DeclareDrafter(Pass):
                 "SPECC-E0359", f"there is no host drafter {self.kind}",
                 expected=", ".join(HOST_OPTIONS), cure="choose another --method",
             )  # fmt: skip
-        named = self._host_drafter
-        if self.beside is not None and (self.host or self.beside not in (*HOST_OPTIONS,)[1:]):
+        finds = self.beside in HOST_OPTIONS and self.beside != "none"
+        if self.beside is not None and (self.host or not finds):
             raise PassError(
                 "SPECC-E0359", f"{self.beside} cannot stand beside {self.kind}",
                 expected="ngram or suffix beside a drafter in the graph",
                 cure="correct --host-drafter",
             )  # fmt: skip
-        known = HOST_OPTIONS.get(named or self.kind, {})
+        known = HOST_OPTIONS[self._host_drafter or "none"]
         for name, value in self.options.items():
             if name not in known or not known[name][1] <= value <= known[name][2]:
                 allowed = ", ".join(f"{n} ({lo} to {hi})" for n, (_, lo, hi) in known.items())
@@ -79,7 +79,7 @@ class DeclareDrafter(Pass):
 
     def _options(self) -> dict[str, int | float]:
         """All options, defaults included."""
-        defaults = HOST_OPTIONS.get(self._host_drafter or self.kind, {})
+        defaults = HOST_OPTIONS[self._host_drafter or "none"]
         return {n: o[0] for n, o in defaults.items()} | dict(self.options)
 
     def call(self, program: SpeculativeProgram) -> PassResult:

@@ -25,7 +25,7 @@ from specc.ir.program import Function
 from specc.ir.types import DTYPES, TensorType
 from specc.passes.attend import Attended, Masks, attend
 from specc.passes.base import Pass, PassResult, need, promise
-from specc.passes.merge_leaves import graph_call, items
+from specc.passes.merge_leaves import graph_call, need_graphs
 
 aten = torch.ops.aten
 
@@ -50,9 +50,7 @@ class DeltaCaches(Pass):
 
     def requires(self, program: SpeculativeProgram) -> None:
         need(program.max_model_len, "caches have no size yet", "plan-state")
-        need(
-            any(map(graph_call, program.functions.values())), "there are no graphs", "merge-leaves"
-        )
+        need_graphs(program)
         for function in program.functions.values():
             if graph_call(function) is not None:
                 open_ = any(
@@ -119,13 +117,12 @@ class _Delta:
         results = (*results_of(self.graph), *(x for x, _ in self.written.values()))
         output.args = (results,)
         drop_dead(self.graph)
-        unused = [n for n in self.graph.nodes if n.op == "placeholder" and not n.users]
-        for node in unused:
+        for node in [n for n in self.graph.nodes if n.op == "placeholder" and not n.users]:
             self.graph.erase_node(node)
         infer_types(self.graph, self.leaf.name)
         names = (*self.leaf.outputs, *(f"new_{i}" for i in range(len(self.written))))
         leaf = Function(self.leaf.name, Role.LEAF, self.graph, names)
-        return leaf, self._caller(leaf, set(unused))
+        return leaf, self._caller(leaf)
 
     def _refusal(self, what: str) -> PassError:
         return PassError(
@@ -175,7 +172,7 @@ class _Delta:
             self.masks[key] = Masks(old, new)
         return self.masks[key]
 
-    def _caller(self, leaf: Function, unused: set[fx.Node]) -> Function:
+    def _caller(self, leaf: Function) -> Function:
         graph, copies = copy_graph(self.function.graph)
         call = copies[self.old_call]
         given = {taken: copies[value] for taken, value in self.given.items()}
@@ -193,11 +190,10 @@ class _Delta:
         }
         first = len(self.leaf.outputs)
         with graph.inserting_before(output_of(graph)):
-            new = items(builder, call)
+            new = builder.items(call)
             for unneeded in new[:first]:
                 graph.erase_node(unneeded)
             for (cache, (_, rows)), x in zip(self.written.items(), new[first:], strict=True):
                 builder.op(ops.cache_write.default, given[cache], x, given[rows])
         drop_dead(graph)
-        del unused
         return Function(self.function.name, self.function.role, graph, self.function.outputs)

@@ -13,8 +13,8 @@ from specc.ir.graphs import at_rows, copy_graph, results_of, type_of
 from specc.ir.infer import infer_types
 from specc.ir.program import Function
 from specc.ir.types import TensorType
-from specc.passes.base import Pass, PassResult, need, promise
-from specc.passes.merge_leaves import graph_call
+from specc.passes.base import Pass, PassResult, promise
+from specc.passes.merge_leaves import graph_call, need_graphs
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,7 @@ class FixRows(Pass):
     name: ClassVar[str] = "fix-rows"
 
     def requires(self, program: SpeculativeProgram) -> None:
-        need(
-            any(map(graph_call, program.functions.values())), "there are no graphs", "merge-leaves"
-        )
+        need_graphs(program)
 
     def call(self, program: SpeculativeProgram) -> PassResult:
         modified = False

@@ -23,7 +23,7 @@ from specc.ir.infer import infer_types
 from specc.ir.program import Function
 from specc.ir.types import DTYPES, TensorType
 from specc.passes.base import Pass, PassResult, need, promise
-from specc.passes.merge_leaves import graph_call
+from specc.passes.merge_leaves import graph_call, need_graphs
 
 aten = torch.ops.aten
 HALF = "f16"
@@ -52,9 +52,7 @@ class HalveProducts(Pass):
     name: ClassVar[str] = "halve-products"
 
     def requires(self, program: SpeculativeProgram) -> None:
-        need(
-            any(map(graph_call, program.functions.values())), "there are no graphs", "merge-leaves"
-        )
+        need_graphs(program)
         for function in program.functions.values():
             call = graph_call(function)
             need(

@@ -98,6 +98,11 @@ def graph_call(function: Function) -> fx.Node | None:
     )  # fmt: skip
 
 
+def need_graphs(program: SpeculativeProgram) -> None:
+    """Raise PassError if no function calls a graph."""
+    need(any(map(graph_call, program.functions.values())), "there are no graphs", "merge-leaves")
+
+
 def _merge(program: SpeculativeProgram, function: Function) -> tuple[Function, Function]:
     """The graph of `function`, and `function` calling it."""
     inner, outer = Builder(), Builder()
@@ -127,18 +132,8 @@ def _merge(program: SpeculativeProgram, function: Function) -> tuple[Function, F
         "type": tuple(map(type_of, results_of(graph))),
         "writes": any(map(has_effect, graph.nodes)), "part": "graph", "layer": -1,
     }  # fmt: skip
-    results = items(outer, call)
+    results = outer.items(call)
     return leaf, Function(function.name, function.role, outer.output(*results), function.outputs)
-
-
-def items(builder: Builder, call: fx.Node) -> list[fx.Node]:
-    """The results of `call`."""
-    found = []
-    for index, type_ in enumerate(call.meta["type"]):
-        item = builder.graph.call_function(operator.getitem, (call, index))
-        item.meta["type"] = type_
-        found.append(item)
-    return found
 
 
 def _inline(

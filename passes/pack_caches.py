@@ -25,7 +25,7 @@ from specc.ir.graphs import (
 from specc.ir.infer import infer_types
 from specc.ir.program import Function, Role
 from specc.passes.base import Pass, PassResult, need, promise
-from specc.passes.merge_leaves import graph_call, items
+from specc.passes.merge_leaves import graph_call
 
 aten = torch.ops.aten
 PACKED = ".rows"
@@ -144,7 +144,7 @@ class _Rewriter:
         new_call.args = tuple(given[n] for n in new_leaf.inputs)
         new_call.meta["type"] = tuple(map(type_of, results_of(inner)))
         with outer.inserting_before(output_of(outer)):
-            new = items(builder, new_call)
+            new = builder.items(new_call)
             for unneeded in new[:own]:
                 outer.erase_node(unneeded)
             for (name, parts), item in zip(returned.items(), new[own:], strict=True):

@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
@@ -33,16 +32,12 @@ class InductorBackend:
 
     name: ClassVar[str] = "inductor"
 
-    @contextmanager
-    def ahead(self, device: Device) -> Iterator[None]:
+    def ahead(self, device: Device) -> AbstractContextManager[None]:
         """Compile kernels and engine on one core while the model is imported; `lower` finds them in the cache.
 
         Raises BackendError (SPECC-E0403) if there is no C++ compiler.
         """
-        chain = Toolchain(device.isa)
-        with chain.at_work(cores=1) as start:
-            start([*chain.kernels(), *chain.engine()])
-            yield
+        return Toolchain(device.isa).ahead()
 
     def lower(
         self, program: SpeculativeProgram, into: Path, device: Device, progress: Progress

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
@@ -51,13 +51,9 @@ class OnnxBackend:
 
     name: ClassVar[str] = "onnx"
 
-    @contextmanager
-    def ahead(self, device: Device) -> Iterator[None]:
+    def ahead(self, device: Device) -> AbstractContextManager[None]:
         """Compile kernels and engine while the model is imported."""
-        chain = Toolchain(device.isa)
-        with chain.at_work(cores=1) as start:
-            start([*chain.kernels(), *chain.engine()])
-            yield
+        return Toolchain(device.isa).ahead()
 
     def lower(
         self, program: SpeculativeProgram, into: Path, device: Device, progress: Progress

@@ -65,9 +65,9 @@ def public(model: str, method: str) -> Known:
 def may_be_shipped(model: str, method: str) -> bool:
     """Whether a drafter that comes with specc could be for `model`: what can be known before the model is read."""
     whole = model.startswith("pypi:") or model.endswith(".gguf")
-    known = whole or _facts(model)
-    return bool(known) and any(
-        made["method"] == method and (whole or _facts(model).items() <= made["target"].items())
+    facts = {} if whole else _facts(model)
+    return (whole or bool(facts)) and any(
+        made["method"] == method and facts.items() <= made["target"].items()
         for _, made in _shipped()
     )
 

@@ -1,30 +1,15 @@
 // specc.argmax and specc.accept: from logits to tokens.
-#include <cmath>
 #include <cstring>
 
 #include "builtins.h"
 #include "choose.h"
 
 namespace specc {
-namespace {
-
-// Logits f32 [rows, vocabulary], of which `valid` are tokens; rows may lie apart.
-Status check_logits(const char* name, const Tensor& logits, int64_t valid) {
-  if (logits.dtype != SPECC_F32 || logits.ndim != 2 || logits.strides[1] != 1) {
-    return fail("%s: logits must be f32 [rows, vocabulary]", name);
-  }
-  if (valid < 1 || valid > logits.sizes[1]) {
-    return fail("%s: a vocabulary of %ld in %ld logits", name, (long)valid, (long)logits.sizes[1]);
-  }
-  return kOk;
-}
-
-}  // namespace
 
 Status run_argmax(const Call& call) {  // logits; attrs: valid vocabulary
   if (expect("specc.argmax", call, 1, 1, 1) != kOk) return 1;
   const Tensor& logits = *call.in[0];
-  if (check_logits("specc.argmax", logits, call.attrs[0]) != kOk) return 1;
+  if (expect_logits("specc.argmax", logits, call.attrs[0]) != kOk) return 1;
   Tensor* out = call.out[0] = new_empty(SPECC_I64, 1, &logits.sizes[0]);
   if (out == nullptr) return 1;
   for (int64_t row = 0; row < logits.sizes[0]; row++) {
@@ -38,18 +23,16 @@ Status run_accept(const Call& call) {  // tokens, logits, length, temperature, s
   const char* name = "specc.accept";
   if (expect(name, call, 5, 2, 1) != kOk) return 1;
   const Tensor& logits = *call.in[1];
-  if (check_logits(name, logits, call.attrs[0]) != kOk) return 1;
+  if (expect_logits(name, logits, call.attrs[0]) != kOk) return 1;
   const int64_t rows = logits.sizes[0];
   if (rows < 1) return fail("%s: no rows", name);
   if (expect_tensor(name, call.in[0], SPECC_I64, rows) != kOk) return 1;
   if (expect_tensor(name, call.in[2], SPECC_I64, 1) != kOk) return 1;
-  if (expect_tensor(name, call.in[3], SPECC_F64, 1) != kOk) return 1;
-  if (expect_tensor(name, call.in[4], SPECC_I64, 1) != kOk) return 1;
+  if (expect_sampling(name, call.in[3], call.in[4]) != kOk) return 1;
   const int64_t* tokens = call.in[0]->data<int64_t>();
   const int64_t length = *call.in[2]->data<int64_t>();
   const double temperature = *call.in[3]->data<double>();
   const uint64_t seed = static_cast<uint64_t>(*call.in[4]->data<int64_t>());
-  if (!(temperature >= 0) || std::isinf(temperature)) return fail("%s: a temperature of %g", name, temperature);
 
   const int64_t one = 1;
   Tensor* chosen = new_empty(SPECC_I64, 1, &rows);

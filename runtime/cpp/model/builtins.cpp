@@ -1,5 +1,7 @@
 #include "builtins.h"
 
+#include <cmath>
+
 #include "cache.h"
 #include "weights.h"
 
@@ -14,6 +16,23 @@ Status expect(const char* name, const Call& call, int32_t n_in, int32_t n_out, i
 Status expect_tensor(const char* name, const Tensor* tensor, int32_t dtype, int64_t at_least) {
   if (tensor->dtype == dtype && tensor->numel() >= at_least && tensor->is_contiguous()) return kOk;
   return fail("%s: an input must be contiguous %s of %ld elements or more", name, dtype_name(dtype), (long)at_least);
+}
+
+Status expect_logits(const char* name, const Tensor& logits, int64_t valid) {
+  if (logits.dtype != SPECC_F32 || logits.ndim != 2 || logits.strides[1] != 1) {
+    return fail("%s: logits must be f32 [rows, vocabulary]", name);
+  }
+  if (valid < 1 || valid > logits.sizes[1]) {
+    return fail("%s: a vocabulary of %ld in %ld logits", name, (long)valid, (long)logits.sizes[1]);
+  }
+  return kOk;
+}
+
+Status expect_sampling(const char* name, const Tensor* temperature, const Tensor* seed) {
+  if (expect_tensor(name, temperature, SPECC_F64, 1) != kOk) return 1;
+  if (expect_tensor(name, seed, SPECC_I64, 1) != kOk) return 1;
+  const double heat = *temperature->data<double>();
+  return heat >= 0 && !std::isinf(heat) ? kOk : fail("%s: a temperature of %g", name, heat);
 }
 
 namespace {

@@ -28,6 +28,10 @@ extern const int kBuiltinCount;
 Status expect(const char* name, const Call& call, int32_t n_in, int32_t n_out, int32_t n_attrs);
 // A contiguous tensor of this dtype and at least so many elements.
 Status expect_tensor(const char* name, const Tensor* tensor, int32_t dtype, int64_t at_least);
+// Logits f32 [rows, vocabulary], of which `valid` are tokens; rows may lie apart.
+Status expect_logits(const char* name, const Tensor& logits, int64_t valid);
+// What sampling reads: a temperature f64[1], 0 or more, and a seed i64[1].
+Status expect_sampling(const char* name, const Tensor* temperature, const Tensor* seed);
 
 // plan_builtins.cpp
 Status run_positions(const Call& call);

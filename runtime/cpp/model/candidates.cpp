@@ -4,12 +4,10 @@
 #include <cmath>
 
 #include "attention_math.h"
-#include "noise.h"
+#include "choose_part.h"
 
 namespace specc {
 namespace {
-
-constexpr int64_t kBlock = 128;  // logits that one comparison of their maximum rules out
 
 // The best so far, best first; tokens come in ascending order, so that of equals the lowest id stays in front.
 struct Ranking {
@@ -26,9 +24,8 @@ struct Ranking {
 };
 
 float maximum(const float* logits, int64_t count) {
-  float top = -__builtin_inff();
-  for (int64_t v = 0; v < count; v++) top = logits[v] > top ? logits[v] : top;  // false for NaN
-  return top;
+  bool any_nan = false;  // of no interest
+  return block_maximum(logits, count, &any_nan);
 }
 
 double usable(float logit) { return logit == logit ? logit : -__builtin_inf(); }
@@ -64,8 +61,8 @@ void share_out(Candidate* best, int64_t count, double whole) {
 
 void best_tokens(const float* logits, int64_t valid, int64_t count, Candidate* best) {
   Ranking ranking{best, count};
-  for (int64_t block = 0; block < valid; block += kBlock) {
-    const int64_t stop = std::min(block + kBlock, valid);
+  for (int64_t block = 0; block < valid; block += kSampledBlock) {
+    const int64_t stop = std::min(block + kSampledBlock, valid);
     if (ranking.held == count && !(maximum(logits + block, stop - block) > ranking.least())) continue;
     for (int64_t v = block; v < stop; v++) ranking.offer(usable(logits[v]), v);
   }
@@ -86,19 +83,15 @@ void best_sampled(const float* logits, int64_t valid, int64_t count, double temp
   for (int64_t i = 0; i < count; i++) bar = std::min(bar, value(best[i].token));
   Ranking ranking{best, count};
   const double inverse = 1 / temperature;
-  const auto ceiling = [&](double logit) {
-    const double x = logit * inverse;
-    return std::isinf(inverse) ? inverse : x + std::fabs(x) * 1e-14;  // covers the rounding of both ways to divide
-  };
-  for (int64_t block = 0; block < valid; block += kBlock) {
-    const int64_t stop = std::min(block + kBlock, valid);
-    const double highest = ceiling(maximum(logits + block, stop - block));
+  for (int64_t block = 0; block < valid; block += kSampledBlock) {
+    const int64_t stop = std::min(block + kSampledBlock, valid);
+    const double highest = ceiling(maximum(logits + block, stop - block), inverse);
     const uint64_t least = least_bits(std::max(bar, ranking.least()) - highest);
     for (int64_t v = block; v < stop; v++) {
       const uint64_t bits = noise_bits(key, static_cast<uint64_t>(v));
       if (bits < least) continue;
       const double logit = usable(logits[v]), need = std::max(bar, ranking.least());
-      if (ceiling(logit) + gumbel_bound(bits) < need || (logit < need && std::isinf(logit))) continue;
+      if (ceiling(logit, inverse) + gumbel_bound(bits) < need) continue;
       ranking.offer(value(v), v);
     }
   }

@@ -51,6 +51,14 @@ struct Best {
   }
 };
 
+// No less than logit * inverse, or than logit / temperature: covers the rounding of the division, the inverse and the
+// products. A temperature so small that its inverse overflows rules nothing out.
+inline double ceiling(double logit, double inverse) {
+  if (logit == -__builtin_inf()) return logit;  // masked: most tokens, under a grammar
+  const double x = logit * inverse;
+  return std::isinf(inverse) ? inverse : x + std::fabs(x) * 1e-14;
+}
+
 inline Best greedy_part(const float* logits, int64_t begin, int64_t end) {
   Best best;
   float top = -__builtin_inff();
@@ -84,22 +92,15 @@ struct Sampling {
 // a token is skipped only if even an upper bound of its value is below a value already met.
 inline void sample_part(const Sampling& s, int64_t begin, int64_t end, Best& best) {
   const double inverse = 1 / s.temperature;
-  // No less than logit / temperature: covers the rounding of the division, the inverse and the products. A temperature
-  // so small that its inverse overflows rules nothing out.
-  const auto ceiling = [&](float logit) {
-    if (logit == -__builtin_inff()) return -__builtin_inf();  // masked: most tokens, under a grammar
-    const double x = static_cast<double>(logit) * inverse;
-    return std::isinf(inverse) ? inverse : x + std::fabs(x) * 1e-14;
-  };
   for (int64_t block = begin; block < end; block += kSampledBlock) {
     const int64_t stop = std::min(block + kSampledBlock, end);
     bool any_nan = false;
     const float highest = block_maximum(s.logits + block, stop - block, &any_nan);
     // One integer comparison rules out most tokens of a block; few pass it to meet their own bound.
-    const uint64_t least = least_bits(best.value - ceiling(highest));
+    const uint64_t least = least_bits(best.value - ceiling(highest, inverse));
     for (int64_t v = block; v < stop; v++) {
       const uint64_t bits = noise_bits(s.key, static_cast<uint64_t>(v));
-      if (bits < least || ceiling(s.logits[v]) + gumbel_bound(bits) < best.value) continue;
+      if (bits < least || ceiling(s.logits[v], inverse) + gumbel_bound(bits) < best.value) continue;
       best.offer(s.value(v), v);
     }
   }

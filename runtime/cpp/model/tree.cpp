@@ -24,23 +24,6 @@ Status make(const Call& call, std::initializer_list<std::pair<int32_t, int64_t>>
   return kOk;
 }
 
-Status check_logits(const char* name, const Tensor& logits, int64_t valid) {
-  if (logits.dtype != SPECC_F32 || logits.ndim != 2 || logits.strides[1] != 1) {
-    return fail("%s: logits must be f32 [rows, vocabulary]", name);
-  }
-  if (valid < 1 || valid > logits.sizes[1]) {
-    return fail("%s: a vocabulary of %ld in %ld logits", name, (long)valid, (long)logits.sizes[1]);
-  }
-  return kOk;
-}
-
-Status check_temperature(const char* name, const Tensor* temperature, const Tensor* seed) {
-  if (expect_tensor(name, temperature, SPECC_F64, 1) != kOk) return 1;
-  if (expect_tensor(name, seed, SPECC_I64, 1) != kOk) return 1;
-  const double heat = *temperature->data<double>();
-  return heat >= 0 && !std::isinf(heat) ? kOk : fail("%s: a temperature of %g", name, heat);
-}
-
 // Parents come before their children; the first node is the root.
 Status check_parents(const char* name, const Tensor& parents, int64_t count) {
   if (expect_tensor(name, &parents, SPECC_I64, count) != kOk) return 1;
@@ -109,13 +92,13 @@ Status run_candidates(const Call& call) {
   if (expect(name, call, 6, 3, 2) != kOk) return 1;
   const Tensor& logits = *call.in[0];
   const int64_t count = call.attrs[0], valid = call.attrs[1];
-  if (check_logits(name, logits, valid) != kOk) return 1;
+  if (expect_logits(name, logits, valid) != kOk) return 1;
   const int64_t rows = logits.sizes[0];
   if (count < 1 || count > std::min(valid, kMostCandidates)) return fail("%s: %ld of %ld", name, (long)count, (long)valid);
   if (expect_tensor(name, call.in[1], SPECC_I64, rows) != kOk) return 1;
   if (expect_tensor(name, call.in[2], SPECC_F64, rows) != kOk) return 1;
   if (expect_tensor(name, call.in[3], SPECC_I64, rows) != kOk) return 1;
-  if (check_temperature(name, call.in[4], call.in[5]) != kOk) return 1;
+  if (expect_sampling(name, call.in[4], call.in[5]) != kOk) return 1;
   const double temperature = *call.in[4]->data<double>();
   const uint64_t seed = static_cast<uint64_t>(*call.in[5]->data<int64_t>());
   const int64_t size = rows * count;
@@ -221,13 +204,13 @@ Status run_accept_tree(const Call& call) {
   if (expect(name, call, 6, 3, 2) != kOk) return 1;
   const Tensor& logits = *call.in[2];
   const int64_t depth = call.attrs[0], valid = call.attrs[1];
-  if (check_logits(name, logits, valid) != kOk) return 1;
+  if (expect_logits(name, logits, valid) != kOk) return 1;
   const int64_t rows = logits.sizes[0], places = depth + 1;
   if (depth < 0 || places > rows) return fail("%s: a depth of %ld in %ld rows", name, (long)depth, (long)rows);
   if (expect_tensor(name, call.in[0], SPECC_I64, rows) != kOk) return 1;
   if (check_parents(name, *call.in[1], rows) != kOk) return 1;
   if (expect_tensor(name, call.in[3], SPECC_I64, 1) != kOk) return 1;
-  if (check_temperature(name, call.in[4], call.in[5]) != kOk) return 1;
+  if (expect_sampling(name, call.in[4], call.in[5]) != kOk) return 1;
   const int64_t *tokens = call.in[0]->data<int64_t>(), *parents = call.in[1]->data<int64_t>();
   const int64_t length = *call.in[3]->data<int64_t>();
   const double temperature = *call.in[4]->data<double>();

@@ -14,7 +14,7 @@ namespace {
 int played(double acceptance, double graph_rate, int rounds, unsigned seed) {
   const std::vector<int64_t> lengths = {0, 2, 8};
   const double seconds[] = {1, 1.05, 1.3};
-  FoundDrafts found(lengths);
+  FoundDrafts found(lengths.size());
   std::mt19937 random(seed);
   std::uniform_real_distribution<double> uniform(0, 1);
   int own = 0;
@@ -41,7 +41,7 @@ void found_drafts_test() {
     CHECK_NOTE(misled < 24, std::to_string(misled));
   }
   // What lost is tried again: acceptance may have changed.
-  FoundDrafts found({0, 4});
+  FoundDrafts found(2);
   for (int i = 0; i < 30; ++i) {
     if (found.choose(1, 2) == 1) found.observe(1, 0, 1);
   }
@@ -52,5 +52,5 @@ void found_drafts_test() {
     found.observe(1, 4, 1);
   }
   CHECK_NOTE(own > 200, std::to_string(own));
-  CHECK(FoundDrafts({0, 4}).choose(0, 0) == 0);  // nothing was found
+  CHECK(FoundDrafts(2).choose(0, 0) == 0);  // nothing was found
 }

@@ -11,7 +11,7 @@ constexpr uint64_t kFirstWait = 8, kLastWait = 256;
 
 }  // namespace
 
-FoundDrafts::FoundDrafts(std::vector<int64_t> lengths) : arms_(lengths.size(), {{}, 0, kFirstWait, kFirstWait}) {}
+FoundDrafts::FoundDrafts(size_t n_lengths) : arms_(n_lengths, {{}, 0, kFirstWait, kFirstWait}) {}
 
 size_t FoundDrafts::choose(size_t longest, double rate) {
   size_t best = 0;

@@ -15,7 +15,7 @@ namespace specc {
 // from past rounds alone.
 class FoundDrafts {
  public:
-  explicit FoundDrafts(std::vector<int64_t> lengths);  // ascending, begins with 0
+  explicit FoundDrafts(size_t n_lengths);  // the first is no draft
 
   // Index of the length to verify, at most `longest`; 0 leaves the round to the graph, which gives `rate` tokens per
   // second.

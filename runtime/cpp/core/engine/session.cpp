@@ -24,7 +24,7 @@ Session::Session(std::shared_ptr<Artifact> artifact)
       length_controller_(artifact_->manifest().draft_lengths, &artifact_->round_costs()),
       piece_controller_(artifact_->manifest().draft_lengths, &artifact_->round_costs(true)),
       depth_controller_(artifact_->manifest().drafter.depths),
-      found_drafts_(artifact_->manifest().draft_lengths),
+      found_drafts_(artifact_->manifest().draft_lengths.size()),
       drafter_(make_host_drafter(artifact_->manifest().drafter)),
       round_tokens_(longest_draft(artifact_->manifest()) + 1),
       last_depth_index_(depth_controller_.index()) {
