@@ -100,20 +100,15 @@ class Toolchain:
         flags = ("-O1", self.march, f"-I{sources.INCLUDE}", f"-I{sources.CPP / 'model'}")
         return Object(leaf_table(leaves, self.isa), "leaves", flags)
 
-    def graphs(self, table: str) -> list[Object]:
-        """What stands for leaves where a host program runs them: the generated `table` of graphs, and the border."""
+    def graphs(self, table: str, *, device: bool) -> list[Object]:
+        """What stands for leaves where graphs are whole models: the generated `table`, the border, and for NPUs ACL."""
         folder = sources.CPP / "graphs"
-        flags = (
-            "-O1",
-            self.march,
-            f"-I{sources.INCLUDE}",
-            f"-I{sources.CPP / 'model'}",
-            f"-I{folder}",
-        )
-        return [
-            Object((folder / "graphs.cpp").read_text(), "graphs", flags),
-            Object(table, "graph_table", flags),
-        ]
+        flags = ("-O1", self.march, f"-I{sources.INCLUDE}", f"-I{sources.CPP}", f"-I{folder}",
+                 f"-I{sources.CPP / 'model'}")  # fmt: skip
+        files = [folder / "graphs.cpp", *(sorted((folder / "acl").glob("*.cpp")) if device else ())]
+        errors = [o for o in self.engine() if o.name == "core_error"]
+        own = [Object(p.read_text(), f"graphs_{p.stem}", flags) for p in files]
+        return [*own, Object(table, "graph_table", flags), *errors]
 
     def engine(self) -> list[Object]:
         """libspecc: engine, tokenizer and C ABI, for any x86-64."""

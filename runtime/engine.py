@@ -14,7 +14,7 @@ from typing import Protocol, Self
 
 from specc.errors import ArtifactError, RequestError
 from specc.runtime import native
-from specc.runtime.graphs import GraphRunner, require_onnxruntime, runner_for
+from specc.runtime.graphs import GraphRunner, device_runs, require_onnxruntime, runner_for
 from specc.runtime.manifest import Manifest
 from specc.runtime.session import ADAPTIVE, Option, Session
 from specc.runtime.stats import Stats
@@ -57,7 +57,7 @@ class Artifact:
         self._handle = handle
         self._free = weakref.finalize(self, library.specc_artifact_free, handle)
         self._runner: GraphRunner | None = None
-        if manifest.graphs is not None:
+        if manifest.graphs is not None and not device_runs(path):
             require_onnxruntime(path)
             self._runner = runner_for(path, manifest, self.threads)
 

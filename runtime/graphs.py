@@ -47,6 +47,12 @@ class GraphRunner:
         self._sessions[name].run(given, taken)
 
 
+def device_runs(path: Path) -> bool:
+    """Whether the artifact's library, loaded by the engine, has opened a device that runs its graphs."""
+    runs = getattr(native.map_library(path / LIBRARY), "specc_model_runs_graphs", None)
+    return runs is not None and bool(runs())
+
+
 _runners: weakref.WeakValueDictionary[int, GraphRunner] = weakref.WeakValueDictionary()
 _lock = threading.Lock()
 

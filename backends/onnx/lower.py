@@ -15,6 +15,7 @@ from specc.backends.base import Device, Lowered, Progress
 from specc.backends.onnx import ascend
 from specc.backends.onnx import lowerings as _lowerings
 from specc.backends.onnx.atc import Job
+from specc.backends.onnx.commits import COMMIT, Resident, resident, with_commits
 from specc.backends.onnx.emitter import Emitter, write_model
 from specc.backends.onnx.store import WeightFiles
 from specc.backends.onnx.table import DEFAULT_OPSET
@@ -29,6 +30,9 @@ from specc.runtime import sources
 
 FOLDER = "graphs"
 """Where an artifact has its models and their weights."""
+
+Graphs = list[tuple[Function, Mapping[str, str]]]
+"""Leaves, and which of their inputs are which weights."""
 
 _NUMBERS = {
     "u8": 0,
@@ -82,8 +86,11 @@ class OnnxBackend:
         files = [str(d["file"]) for d in described.values()] + [
             f"{FOLDER}/{f}" for f in weights.files
         ]
+        plans = _plans(program, graphs)
+        kept = resident(list(plans.values()), [leaf.name for leaf, _ in graphs])
+        soc = device.graphs.partition(":")[2]
         with progress.phase(f"compile for {device.isa}"):
-            files += _link(graphs, into, device.isa)
+            files += _link(graph_table(graphs, device.isa, kept, soc), into, device.isa, bool(soc))
         facts: dict[str, object] = {
             "format": "onnx", "opset": opset, "functions": described, "state": "onnx-only",
             "verified_on_npu": False,
@@ -92,12 +99,11 @@ class OnnxBackend:
             program.weights[w].type.dtype == "f16" for _, bound in graphs for w in bound.values()
         ):
             facts["dtype"] = "f16"
-        if device.graphs.startswith("ascend:"):
-            files += _ascend(device.graphs.partition(":")[2], jobs, facts, into, progress)
-        taken = {leaf.name: [n.name not in bound for n in leaf.inputs] for leaf, bound in graphs}
+        if soc:
+            files += _ascend(soc, jobs, facts, into, progress)
         return Lowered(
             tuple(files),
-            {n: _bare(p, taken) for n, p in plans_of(program).items()},
+            plans,
             WeightStore(),
             {"onnx": onnx.__version__},
             graphs=facts,
@@ -120,7 +126,7 @@ def _ascend(
     return files + [str(p.relative_to(into)) for p in sorted(folder.rglob("*")) if p.is_file()]
 
 
-def graphs_of(program: SpeculativeProgram) -> list[tuple[Function, Mapping[str, str]]]:
+def graphs_of(program: SpeculativeProgram) -> Graphs:
     """Each leaf, and which of its inputs are which weights."""
     bound: dict[str, dict[str, str]] = {}
     for call, given, taken in program.leaf_arguments():
@@ -145,6 +151,16 @@ def _io(leaf: Function, bound: Mapping[str, str]) -> dict[str, list[int]]:
     return {n.name: list(type_of(n).at()) for n in leaf.inputs if n.name not in bound}
 
 
+def _plans(program: SpeculativeProgram, graphs: Graphs) -> dict[str, Plan]:
+    """The plans as graphs need them: without the weights that these have in themselves, and with commits."""
+    taken = {leaf.name: [n.name not in bound for n in leaf.inputs] for leaf, bound in graphs}
+    states = {name: buffer.type for name, buffer in program.state.items()}
+    return {
+        name: with_commits(_bare(plan, taken), states, taken)
+        for name, plan in plans_of(program).items()
+    }
+
+
 def _bare(plan: Plan, taken: Mapping[str, list[bool]]) -> Plan:
     """The plan without the weights that graphs have in themselves."""
     return replace(
@@ -160,11 +176,11 @@ def _bare(plan: Plan, taken: Mapping[str, list[bool]]) -> Plan:
     )  # fmt: skip
 
 
-def _link(graphs: list[tuple[Function, Mapping[str, str]]], into: Path, isa: str) -> list[str]:
+def _link(table: str, into: Path, isa: str, device: bool) -> list[str]:
     """model.so and libspecc.so; returns what was written."""
     chain = Toolchain(isa)
     with chain.at_work() as start:
-        model = start([*chain.kernels(), *chain.graphs(graph_table(graphs, isa))])
+        model = start([*chain.kernels(), *chain.graphs(table, device=device)])
         engine = start(chain.engine())
         model_objects, engine_objects = ([f.result() for f in part] for part in (model, engine))
     (into / "lib").mkdir(exist_ok=True)
@@ -175,35 +191,50 @@ def _link(graphs: list[tuple[Function, Mapping[str, str]]], into: Path, isa: str
     return ["model.so", "lib/libspecc.so", "include/specc.h"]
 
 
-def graph_table(graphs: list[tuple[Function, Mapping[str, str]]], isa: str) -> str:
-    """The C++ file that lists graphs and, as leaves, what calls them."""
+def graph_table(graphs: Graphs, isa: str, kept: Resident, soc: str) -> str:
+    """The C++ file that lists graphs and, as leaves, what calls them. `soc`: the chip of OMs, empty for none."""
     values, rows, leaves = [], [], []
     for number, (leaf, bound) in enumerate(graphs):
-        inputs = [type_of(n) for n in leaf.inputs if n.name not in bound]
-        outputs = [type_of(n) for n in results_of(leaf.graph)]
-        for side, types in (("in", inputs), ("out", outputs)):
-            listed = ", ".join(map(_value, types)) or "{}"
-            values.append(f"const specc_graph_value {side}{number}[] = {{{listed}}};")
+        inputs = [n for n in leaf.inputs if n.name not in bound]
+        outputs = results_of(leaf.graph)
+        taken = [_value(n.name, type_of(n), (leaf.name, i) in kept.inputs) for i, n in enumerate(inputs)]  # fmt: skip
+        given = [_value("", type_of(n), (leaf.name, i) in kept.outputs) for i, n in enumerate(outputs)]  # fmt: skip
+        for side, listed in (("in", taken), ("out", given)):
+            values.append(
+                f"const specc_graph_value {side}{number}[] = {{{', '.join(listed) or '{}'}}};"
+            )
         rows.append(
             f'    {{"{leaf.name}", {len(inputs)}, {len(outputs)}, in{number}, out{number}}},'
         )
-        leaves.append(
-            f'    {{"{leaf.name}", create,\n'
-            f"     [](void*, specc_tensor** in, int n, specc_tensor** out, int m) -> int32_t {{\n"
-            f"       return specc::run_graph({number}, in, n, out, m); }}, told}},"
-        )
+        leaves.append(_leaf(leaf.name, f"run_graph({number}, in, n, out, m)"))
+    leaves.append(_leaf(COMMIT, "run_commit(in, n, out, m)"))
+    states = "".join(f'"{name}", ' for name in sorted(kept.states))
     return (
-        '#include "graphs.h"\n#include "leaf_table.h"\nnamespace {\n'
+        '#include "graphs.h"\n#include "leaf_table.h"\n'
+        + ('#include "acl/open.h"\n' if soc else "")
+        + "namespace {\n"
         + "\n".join(values)
         + "\nint32_t create(void** container) { *container = container; return 0; }\n"
         + 'const char* told() { return ""; }\n}\n'
         + "const specc_graph specc_graphs[] = {\n" + "\n".join(rows)
         + f"\n}};\nconst int specc_graph_count = {len(rows)};\n"
+        + f"const char* const specc_resident_states[] = {{{states}nullptr}};\n"
+        + f'const char specc_soc[] = "{soc}";\n'
+        + f"specc::OpenDevice* const specc_open_device = {'specc::open_acl' if soc else 'nullptr'};\n"
         + "const specc_leaf specc_leaves[] = {\n" + "\n".join(leaves)
-        + f'\n}};\nconst int specc_leaf_count = {len(rows)};\nconst char specc_isa[] = "{isa}";\n'
+        + f'\n}};\nconst int specc_leaf_count = {len(leaves)};\nconst char specc_isa[] = "{isa}";\n'
     )  # fmt: skip
 
 
-def _value(type_: TensorType) -> str:
+def _leaf(name: str, call: str) -> str:
+    return (
+        f'    {{"{name}", create,\n'
+        f"     [](void*, specc_tensor** in, int n, specc_tensor** out, int m) -> int32_t {{\n"
+        f"       return specc::{call}; }}, told}},"
+    )
+
+
+def _value(name: str, type_: TensorType, kept: bool) -> str:
     shape = type_.at()
-    return f"{{{_NUMBERS[type_.dtype]}, {len(shape)}, {{{', '.join(map(str, shape))}}}}}"
+    dims = ", ".join(map(str, shape))
+    return f'{{"{name}", {_NUMBERS[type_.dtype]}, {len(shape)}, {{{dims}}}, {str(kept).lower()}}}'

@@ -1,7 +1,7 @@
 /* The border between the engine (libspecc) and an artifact's compiled functions (model.so).
  *
- * A model library exports exactly one symbol, `specc_model_entry`, which returns this table. Everything else in it is
- * hidden, so two artifacts, or an artifact and libtorch, never see each other's names.
+ * A model library exports `specc_model_entry`, which returns this table, and at most a few more `specc_model_*`. Everything
+ * else in it is hidden, so two artifacts, or an artifact and libtorch, never see each other's names.
  * Nothing here throws; no C++ type crosses. Private to specc: embedders use specc.h. */
 #ifndef SPECC_MODEL_H
 #define SPECC_MODEL_H
@@ -50,6 +50,20 @@ typedef struct specc_model {
 } specc_model;
 
 const specc_model* specc_model_entry(void);
+
+/* A library whose functions a device may run exports `specc_model_device` as well. All are called under the engine's turn;
+ * 0 on success, else error() of the table above has the text, which begins with a code (SPECC-E0608) where it knows one. */
+typedef struct specc_device {
+  /* Once, after attach. `directory` of the artifact, with a slash at the end. Without success there is no close. */
+  int32_t (*open)(const char* directory);
+  /* `state` is a view of the state buffer `name` of a session that opens. From now until it is released, what it holds
+   * may be on the device: zeros, to begin with. */
+  int32_t (*place)(const char* name, specc_tensor* state);
+  /* Once, when no tensor is left and nothing runs. */
+  void (*close)(void);
+} specc_device;
+
+const specc_device* specc_model_device(void);
 
 #ifdef __cplusplus
 }

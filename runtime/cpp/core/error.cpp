@@ -1,6 +1,7 @@
 #include "error.h"
 
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 
 namespace specc {
@@ -26,10 +27,20 @@ specc_result result_of(Code code) noexcept {
     case Code::Drafter:
     case Code::Compute:
     case Code::Mask:
+    case Code::Npu:
       return SPECC_RUNTIME;
     default:
       return SPECC_ARTIFACT;
   }
+}
+
+Error Error::told(const char* text) && {
+  constexpr char kMark[] = "SPECC-E";
+  if (text == nullptr || *text == '\0') text = "no reason given";
+  if (std::strncmp(text, kMark, sizeof kMark - 1) != 0) return std::move(set(found_, text));
+  code_ = static_cast<Code>(std::atoi(text + sizeof kMark - 1));
+  text_ = text;
+  return std::move(*this);
 }
 
 void Error::compose() {

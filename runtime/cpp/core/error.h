@@ -19,6 +19,8 @@ enum class Code {
   ModelRefused = 506,
   Binding = 507,
   Plan = 508,
+  NoRuntime = 510,
+  BadModel = 511,
   Internal = 600,
   Option = 601,
   TokenId = 602,
@@ -30,6 +32,7 @@ enum class Code {
   Memory = 608,
   Compute = 609,
   Mask = 610,
+  Npu = 611,
 };
 
 specc_result result_of(Code code) noexcept;
@@ -44,6 +47,8 @@ class Error : public std::exception {
   Error expected(std::string text) && { return std::move(set(expected_, std::move(text))); }
   Error found(std::string text) && { return std::move(set(found_, std::move(text))); }
   Error cure(std::string text) && { return std::move(set(cure_, std::move(text))); }
+  // What a model library says of a failure: found, but a text that begins with a code stands in place of all this.
+  Error told(const char* text) &&;
 
   Code code() const noexcept { return code_; }
   const char* what() const noexcept override { return text_.c_str(); }

@@ -42,7 +42,7 @@ void Frame::run(const Plan& plan, const Instruction& instruction) {
     const char* reason = failed != 0 ? model_.error() : "an output is missing";
     throw Error(Code::Compute, "a compiled function failed")
         .where(plan.name + ", " + instruction.entry_name)
-        .found(reason != nullptr ? reason : "no reason given");
+        .told(reason);
   }
   for (const uint32_t slot : instruction.dead) release(slot);
 }

@@ -84,14 +84,25 @@ ModelLibrary::ModelLibrary(SharedObject object, const std::string& path, const s
   for (int32_t i = 0; i < api_->entry_count; ++i) entries_.emplace(api_->entry_names[i], i);
   host_ = {run_on_pool, &pool_, pool_.threads()};
   if (api_->attach(&host_) != 0) throw refused(path, "the model library could not start").found(api_->error());
+  using DeviceEntryPoint = const specc_device* (*)();
+  if (const auto entry = reinterpret_cast<DeviceEntryPoint>(object_.symbol("specc_model_device"))) device_ = entry();
+  if (device_ == nullptr) return;
+  const std::string directory = path.substr(0, path.find_last_of('/') + 1);
+  if (device_->open(directory.c_str()) != 0) throw refused(path, "the device could not start").told(api_->error());
 }
 
 ModelLibrary::~ModelLibrary() {
+  if (device_ != nullptr) device_->close();
   Registry& known = registry();
   const std::lock_guard<std::mutex> guard(known.mutex);
   // Someone may have opened the same file since our count fell to zero; then the place is theirs.
   const auto found = known.open.find(object_.identity());
   if (found != known.open.end() && found->second.expired()) known.open.erase(found);
+}
+
+void ModelLibrary::place(const std::string& name, specc_tensor* state) const {
+  if (device_ == nullptr || device_->place(name.c_str(), state) == 0) return;
+  throw Error(Code::Memory, "the device has no room for a session's state").where(name).told(api_->error());
 }
 
 std::optional<int32_t> ModelLibrary::entry(const std::string& name) const {

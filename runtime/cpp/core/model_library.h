@@ -25,6 +25,8 @@ class ModelLibrary {
   ModelLibrary& operator=(const ModelLibrary&) = delete;
 
   const specc_model& api() const { return *api_; }
+  // Says that `state`, a view of the buffer `name`, is a session's. Throws Error(Memory). The caller holds the turn.
+  void place(const std::string& name, specc_tensor* state) const;
   std::optional<int32_t> entry(const std::string& name) const;
   int32_t threads() const { return pool_.threads(); }
 
@@ -37,6 +39,7 @@ class ModelLibrary {
 
   SharedObject object_;  // first, so that the threads have ended when the library is closed
   const specc_model* api_ = nullptr;
+  const specc_device* device_ = nullptr;
   std::unordered_map<std::string, int32_t> entries_;
   Pool pool_;
   specc_host host_{};

@@ -6,7 +6,7 @@
 namespace specc {
 namespace {
 
-thread_local char text[512];  // fixed, so that reporting "out of memory" needs no memory
+thread_local char text[2048];  // fixed, so that reporting "out of memory" needs no memory
 
 Status record(const char* format, va_list arguments) {
   vsnprintf(text, sizeof text, format, arguments);

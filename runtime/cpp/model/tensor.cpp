@@ -48,11 +48,13 @@ Storage* new_storage(void* borrowed, size_t bytes) {
     return nullptr;
   }
   char* data = borrowed == nullptr ? static_cast<char*>(block) + sizeof(Storage) : static_cast<char*>(borrowed);
-  return new (block) Storage{1, data, bytes, granted};
+  return new (block) Storage{1, data, bytes, granted, nullptr, nullptr};
 }
 
 void drop(Storage* storage) {
-  if (storage->references.fetch_sub(1, std::memory_order_acq_rel) == 1) pool_free(storage, storage->granted);
+  if (storage->references.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+  if (storage->forget != nullptr) storage->forget(storage->device);
+  pool_free(storage, storage->granted);
 }
 
 constexpr size_t kHeaderBytes = (sizeof(Tensor) + 63) / 64 * 64;

@@ -16,6 +16,8 @@ struct alignas(64) Storage {
   char* data;
   size_t bytes;
   size_t granted;  // of the pool block that holds this header (and the data, if owned)
+  void* device;    // where a device holds what this stands for; then `data` must not be read. Null: it is here
+  void (*forget)(void* device);  // called with the last reference, if not null
 };
 
 }  // namespace specc

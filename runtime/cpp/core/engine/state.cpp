@@ -35,6 +35,12 @@ State::State(const std::vector<StateSpec>& buffers, ModelLibrary& library) : lib
     views_.push_back(view);
     at += aligned(static_cast<size_t>(buffer.bytes));
   }
+  try {
+    for (size_t i = 0; i < buffers.size(); ++i) library_.place(buffers[i].name, views_[i]);
+  } catch (...) {
+    release();
+    throw;
+  }
 }
 
 State::~State() {
