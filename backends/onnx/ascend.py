@@ -18,6 +18,9 @@ from specc.cann import Cann
 from specc.errors import BackendError
 
 OUTPUT = "om"
+CHIP = "soc"
+"""Beside the OMs: which chip they are for."""
+
 SCRIPT = "build_om.sh"
 _HOURS = 3600.0
 _OVERHEAD = 4 << 30
@@ -50,6 +53,7 @@ def compile_all(
 
     with ThreadPoolExecutor(_at_once(jobs, into)) as pool:
         found = dict(zip((j.name for j in jobs), pool.map(one, jobs), strict=True))
+    (work / OUTPUT / CHIP).write_text(f"{soc}\n")
     shutil.copytree(work / OUTPUT, into / OUTPUT, dirs_exist_ok=True)
     shutil.rmtree(work)
     return found
@@ -102,6 +106,9 @@ def write_script(jobs: Sequence[Job], soc: str, into: Path) -> str:
         "fi",
         'command -v atc >/dev/null || { echo "there is no atc: install CANN, or source its set_env.sh" >&2; exit 3; }',
         f"mkdir -p {OUTPUT}",
+        f'MADE=$(cat {OUTPUT}/{CHIP} 2>/dev/null || echo "$SOC")',
+        f'[ "$MADE" = "$SOC" ] || {{ echo "{OUTPUT} has OMs for $MADE: delete it first" >&2; exit 2; }}',
+        f'echo "$SOC" > {OUTPUT}/{CHIP}',
         "compile() {  # name, then what atc is given",
         "  name=$1; shift",
         f'  for made in "{OUTPUT}/$name.om" "{OUTPUT}/$name"_*.om; do',

@@ -33,6 +33,10 @@ _CURES: Mapping[str, str] = {
     "E10055": "update CANN: this atc lacks an option that specc gives",
     "E13010": "install the ops package of the chip beside the toolkit",
     "E20001": "report it: CANN cannot compile this operator for the chip",
+    "E10041": "copy the artifact again: atc cannot read the model or a file of weights beside it",
+    "E10410": "copy the artifact again: atc does not find a file",
+    "E16001": "copy the artifact again: the model has no inputs",
+    "E10056": "report it: specc gives atc options that exclude each other in this release",
     "E13023": "choose a smaller --max-model-len: the compiled model is too large",
 }
 _MEMORY = (

@@ -6,7 +6,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from specc.backends.plan import Instruction, Plan
-from specc.ir import TensorType
+from specc.errors import BackendError
+from specc.ir import StateBuffer, StateKind, TensorType
 
 COMMIT = "specc.commit"
 """The entry of model.so that copies new rows into a cache (runtime/cpp/graphs)."""
@@ -62,6 +63,16 @@ def _verdict(plan: Plan, source: Mapping[str, Instruction]) -> Instruction | Non
             reads = [r for i in between if i.entry not in _WRITES for r in i.inputs]
             return None if any(r.startswith("s:") for r in reads) else instruction
     return None
+
+
+def require_caches(state: Collection[StateBuffer], kept: Resident) -> None:
+    """Raise BackendError (SPECC-E0426) for a cache that would travel to the device and back with every call."""
+    for buffer in state:
+        if buffer.kind is StateKind.KV_CACHE and buffer.name not in kept.states:
+            raise BackendError(
+                "SPECC-E0426", "a cache cannot stay on the NPU, since the host moves rows in it", where=buffer.name,
+                expected="rounds of chains of drafts", cure="leave out --tree, or use --device onnx",
+            )  # fmt: skip
 
 
 def resident(plans: Sequence[Plan], graphs: Collection[str]) -> Resident:

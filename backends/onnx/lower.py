@@ -15,7 +15,7 @@ from specc.backends.base import Device, Lowered, Progress
 from specc.backends.onnx import ascend
 from specc.backends.onnx import lowerings as _lowerings
 from specc.backends.onnx.atc import Job
-from specc.backends.onnx.commits import COMMIT, Resident, resident, with_commits
+from specc.backends.onnx.commits import COMMIT, Resident, require_caches, resident, with_commits
 from specc.backends.onnx.emitter import Emitter, write_model
 from specc.backends.onnx.store import WeightFiles
 from specc.backends.onnx.table import DEFAULT_OPSET
@@ -65,7 +65,7 @@ class OnnxBackend:
         """Write graphs/*.onnx, graphs/weight_*, model.so and libspecc.
 
         Raises BackendError: SPECC-E0421 for an operation that has no form in CANN's table of operators, with its layer;
-        E0422 to E0425 for models and programs that are not legal.
+        E0422 to E0425 for models and programs that are not legal; E0426 for a cache that cannot stay on an NPU.
         """
         graphs = graphs_of(program)
         (into / FOLDER).mkdir()
@@ -89,6 +89,8 @@ class OnnxBackend:
         plans = _plans(program, graphs)
         kept = resident(list(plans.values()), [leaf.name for leaf, _ in graphs])
         soc = device.graphs.partition(":")[2]
+        if soc:
+            require_caches(program.state.values(), kept)
         with progress.phase(f"compile for {device.isa}"):
             files += _link(graph_table(graphs, device.isa, kept, soc), into, device.isa, bool(soc))
         facts: dict[str, object] = {

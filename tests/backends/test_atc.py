@@ -11,7 +11,7 @@ import pytest
 
 from specc.backends.onnx import ascend
 from specc.backends.onnx.atc import Job, arguments, compile_model, parse
-from specc.cann import Cann, find_cann
+from specc.cann import Cann, find_cann, find_runtime
 from specc.errors import BackendError
 from specc.progress import SilentProgress
 
@@ -96,6 +96,34 @@ def test_failures_are_told(tmp_path: Path, text: str, code: int, found: list[str
     assert [part for part in found if part not in rendered] == []
 
 
+KNOWN = {
+    "E10002": "build_om.sh", "E10011": "build_om.sh", "E10014": "build_om.sh", "E10041": "copy the artifact",
+    "E10055": "update CANN",
+    "E10056": "report it", "E10410": "copy the artifact", "E13010": "ops package", "E13023": "--max-model-len",
+    "E16001": "copy the artifact", "E16004": "build_om.sh", "E16005": "--opset", "E19999": "~/ascend/log",
+    "E20007": "~/ascend/log", "E40001": "~/ascend/log", "EZ3002": "~/ascend/log", "EE1001": "~/ascend/log",
+    "EH0001": "~/ascend/log",
+}  # fmt: skip
+"""Codes of the parser, the front end, the operators' compiler and the runtime: what the cure says."""
+
+
+@pytest.mark.parametrize("code", KNOWN)
+@pytest.mark.parametrize(
+    "form",
+    [
+        "{}: [PID: 9] 2025-06-16-13:02:36.801.136 What happened.\n",
+        "[PID: 9] 2026-07-30-10:11:12.131.415 A_Title({}): What happened.\n",
+    ],
+    ids=["cann8", "later"],
+)
+def test_known_codes_are_told_with_a_cure(tmp_path: Path, code: str, form: str) -> None:
+    with pytest.raises(BackendError) as failed:
+        run(fake(tmp_path, say(FAILED + form.format(code), 1)), tmp_path)
+    assert failed.value.what == f"atc cannot compile verify_4.graph: {code}"
+    assert failed.value.found == "What happened."
+    assert KNOWN[code] in failed.value.cure
+
+
 def test_a_kill_is_want_of_memory(tmp_path: Path) -> None:
     with pytest.raises(BackendError, match="want of memory"):
         run(fake(tmp_path, "kill -9 $$\n"), tmp_path)
@@ -140,6 +168,16 @@ def test_cann_is_found(tmp_path: Path, environment: Mapping[str, str], found: st
     fake(tmp_path, "")
     cann = find_cann({"PATH": "", **{k: str(tmp_path / v) for k, v in environment.items()}})
     assert (cann and cann.version) == found
+
+
+def test_what_runs_oms_is_found(tmp_path: Path) -> None:
+    library = tmp_path / "cann/lib64/libascendcl.so"
+    assert find_runtime({"ASCEND_HOME_PATH": str(tmp_path / "cann")}) is None
+    library.parent.mkdir(parents=True)
+    library.touch()
+    assert find_runtime({"ASCEND_HOME_PATH": str(tmp_path / "cann")}) == library
+    assert find_runtime({"LD_LIBRARY_PATH": f"/nowhere:{library.parent}"}) == library
+    assert find_runtime({}) is None
 
 
 @pytest.fixture
@@ -196,7 +234,12 @@ def test_the_script_does_the_same_and_goes_on(artifact: Path, tmp_path: Path) ->
     )
     calls = (artifact / "calls").read_text().splitlines()
     assert [c.split() for c in calls] == [arguments(j, "Ascend910B4", "om") for j in JOBS]
-    again = subprocess.run(script, env=environment, capture_output=True, text=True, check=True)
+    assert (artifact / "om/soc").read_text() == "Ascend910B4\n"
+    other = subprocess.run(script, env=environment, capture_output=True, text=True, check=False)
+    assert (other.returncode, other.stderr) == (2, "om has OMs for Ascend910B4: delete it first\n")
+    again = subprocess.run(
+        [*script, "Ascend910B4"], env=environment, capture_output=True, text=True, check=True
+    )
     assert again.stdout.count("is there") == 2
     assert "verified on no NPU" in first.stdout
     assert len((artifact / "calls").read_text().splitlines()) == 2

@@ -89,8 +89,9 @@ def test_same_tokens_as_transformers(without_cann: Path, wanted: list[int]) -> N
 
 
 def test_a_drafter_that_is_the_target_is_always_right(
-    with_fake_cann: Path, wanted: list[int]
+    with_fake_cann: Path, wanted: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("SPECC_EXECUTOR", "onnxruntime")
     with Artifact.load(with_fake_cann) as engine:
         found = engine.generate(PROMPT, max_tokens=NEW, num_speculative_tokens=4, ignore_eos=True)
         assert list(found.token_ids) == wanted

@@ -12,6 +12,7 @@ from pathlib import Path
 _HOMES = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME")
 """What CANN's set_env.sh sets, from 8.5 on and before."""
 
+_RUNTIME = "libascendcl.so"
 _VERSIONS = (
     "compiler/version.info",
     "version.info",
@@ -44,6 +45,14 @@ def find_cann(environment: Mapping[str, str] | None = None) -> Cann | None:
         home_of = Path(found).resolve().parent.parent
         return Cann(Path(found), home_of, _version(home_of))
     return None
+
+
+def find_runtime(environment: Mapping[str, str] | None = None) -> Path | None:
+    """libascendcl, which runs models: in CANN's folder, or where the dynamic linker is told to look."""
+    env = os.environ if environment is None else environment
+    folders = [Path(env[name]) / "lib64" for name in _HOMES if env.get(name)]
+    folders += [Path(f) for f in env.get("LD_LIBRARY_PATH", "").split(":") if f]
+    return next((f / _RUNTIME for f in folders if (f / _RUNTIME).is_file()), None)
 
 
 def _version(home: Path) -> str:

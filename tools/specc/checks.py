@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from specc import cache, tensors
-from specc.cann import find_cann
+from specc.cann import find_cann, find_runtime
 from specc.errors import ModelError
 from specc.progress import human_bytes
 
@@ -160,8 +160,10 @@ def _cuda() -> Check:
 
 
 def _ascend() -> Check:
-    found = find_cann()
-    return Check("ascend", Status.INFO, "no CANN (atc)" if found is None else str(found))
+    found, runtime = find_cann(), find_runtime()
+    compiles = "no CANN (atc)" if found is None else str(found)
+    runs = "no libascendcl" if runtime is None else f"{runtime}"
+    return Check("ascend", Status.INFO, f"{compiles}; to run OMs: {runs}")
 
 
 def _tvm() -> Check:

@@ -11,10 +11,6 @@ namespace specc {
 namespace {
 
 constexpr char kLibrary[] = "libascendcl.so";
-constexpr char kCure[] =
-    "install CANN and the NPU's driver, and source its set_env.sh; or set SPECC_EXECUTOR=onnxruntime, which runs the "
-    "artifact's ONNX models on the CPU";
-
 void* open_library(std::string& told) {
   std::vector<std::string> places;
   for (const char* name : {"ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME"}) {  // what set_env.sh sets
@@ -36,7 +32,8 @@ Acl find_calls() {
   if (library == nullptr) {
     throw Error(Code::NoRuntime, "the artifact runs on an NPU, and CANN's libascendcl cannot be loaded")
         .found(told)
-        .cure(kCure);
+        .cure("install CANN and the NPU's driver, and source its set_env.sh; or set SPECC_EXECUTOR=onnxruntime, which runs "
+              "the artifact's ONNX models on the CPU");
   }
   Acl acl;
 #define SPECC_FIND(name) acl.name = reinterpret_cast<decltype(acl.name)>(dlsym(library, #name));

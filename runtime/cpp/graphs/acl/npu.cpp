@@ -23,12 +23,11 @@ Npu::Npu(int32_t device, const char* soc) : acl_(load_acl()), device_(device) {
     set_ = true;
     const char* here = acl_.aclrtGetSocName();
     if (here == nullptr || std::strcmp(here, soc) != 0) {
-      throw Error(Code::WrongDevice, "the artifact is for another NPU")
+      throw Error(Code::WrongDevice, "the artifact's OMs are for another NPU")
           .where(where)
           .expected(soc)
           .found(here != nullptr ? here : "aclrtGetSocName says nothing")
-          .cure("delete the folder om and run build_om.sh " + std::string(here != nullptr ? here : "SOC") +
-                ", then compile with --device ascend:SOC");
+          .cure("delete the folder om, and run build_om.sh with the name of this NPU");
     }
     check(acl_.aclrtCreateContext(&context_, device), "aclrtCreateContext", where);
     check(acl_.aclrtCreateStream(&stream_), "aclrtCreateStream", where);

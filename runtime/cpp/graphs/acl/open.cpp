@@ -48,10 +48,17 @@ std::string om_of(const fs::path& folder, const std::string& name) {
   return "";
 }
 
+// The chip that the OMs in `folder` are for: whoever made them wrote it beside them.
+std::string chip_of(const fs::path& folder) {
+  std::ifstream file(folder / "soc");
+  std::string name;
+  return std::getline(file, name) && !name.empty() ? name : specc_soc;
+}
+
 class AclDevice final : public GraphDevice {
  public:
   AclDevice(const fs::path& folder, const std::vector<std::string>& files)
-      : npu_(static_cast<int32_t>(number("SPECC_NPU_DEVICE", 1023)), specc_soc),
+      : npu_(static_cast<int32_t>(number("SPECC_NPU_DEVICE", 1023)), chip_of(folder).c_str()),
         memory_(npu_.acl(), number("SPECC_NPU_POOL", size_t{1} << 24) << 20) {
     load_weights(folder / "weight");
     size_t largest = 0;
