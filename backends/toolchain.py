@@ -53,6 +53,8 @@ class Object:
     flags: tuple[str, ...]
     own: bool = True
     """Whether it includes specc's headers, whose content is then part of its identity."""
+    header: str = ""
+    """The content of a header that it alone includes: nothing else is compiled again for it."""
 
 
 class Toolchain:
@@ -109,6 +111,17 @@ class Toolchain:
         errors = [o for o in self.engine() if o.name == "core_error"]
         own = [Object(p.read_text(), f"graphs_{p.stem}", flags) for p in files]
         return [*own, Object(table, "graph_table", flags), *errors]
+
+    def tvm(self, table: str, include: Sequence[Path]) -> list[Object]:
+        """What plays kernels of TVM's: the generated `table` of leaves, and the player. `include`: of tvm-ffi."""
+        folder = sources.CPP / "tvm"
+        own = (sources.INCLUDE, sources.CPP / "model", folder)
+        flags = ("-O2", self.march, *(f"-I{p}" for p in (*own, *include)))
+        header = (folder / "kernels.h").read_text()
+        return [
+            Object((folder / "kernels.cpp").read_text(), "tvm_kernels", flags, header=header),
+            Object(table, "tvm_table", flags, header=header),
+        ]
 
     def engine(self) -> list[Object]:
         """libspecc: engine, tokenizer and C ABI, for any x86-64."""
@@ -175,7 +188,7 @@ class Toolchain:
                 torch.__version__,
                 *settings,
                 item.source,
-                _headers() if item.own else "",
+                (_headers() if item.own else "") + item.header,
             ]
         )
         key = hashlib.sha256(identity.encode()).hexdigest()[:32]
@@ -237,7 +250,8 @@ def _version(compiler: str) -> str:
 @lru_cache
 def _headers() -> str:
     digest = hashlib.sha256()
-    for path in sorted([*sources.CPP.rglob("*.h"), *sources.INCLUDE.glob("*.h")]):
+    own = [p for p in sources.CPP.rglob("*.h") if p.parent.name != "tvm"]  # (see Object.header)
+    for path in sorted([*own, *sources.INCLUDE.glob("*.h")]):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 

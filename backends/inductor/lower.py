@@ -14,7 +14,7 @@ import torch
 
 from specc.backends.base import Device, Lowered, Progress
 from specc.backends.inductor import leaves
-from specc.backends.inductor.phases import pack_weights, unpacked
+from specc.backends.pack_weights import pack_weights, unpacked
 from specc.backends.plan import plans_of
 from specc.backends.toolchain import Toolchain
 from specc.cache import Pieces, inductor_settings

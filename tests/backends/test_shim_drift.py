@@ -12,7 +12,7 @@ import torch
 
 from specc.backends.inductor import leaves
 from specc.backends.inductor.lower import shim_names
-from specc.backends.inductor.phases import pack_weights
+from specc.backends.pack_weights import pack_weights
 from specc.backends.toolchain import container_functions
 from specc.ir import Role
 from specc.ir.importers.folder import load_folder

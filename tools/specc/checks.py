@@ -23,6 +23,7 @@ from specc.errors import ModelError
 from specc.progress import human_bytes
 
 TORCH = "2.13"
+TVM = "0.27.0"
 OLDEST_PYTHON = (3, 11)
 OLDEST_GCC = 11
 
@@ -167,8 +168,12 @@ def _ascend() -> Check:
 
 
 def _tvm() -> Check:
-    found = _installed("apache-tvm") or _installed("mlc-ai-nightly-cpu")
-    return Check("tvm", Status.INFO, found or "not installed")
+    found, hint = (
+        _installed("apache-tvm"),
+        f"--backend tvm needs apache-tvm {TVM}: pip install 'specc-compiler[tvm]'",
+    )
+    usable = found is not None and found.split(".post")[0] == TVM
+    return Check("tvm", Status.INFO, found or "not installed", "" if usable else hint)
 
 
 def _architectures() -> Check:

@@ -28,6 +28,10 @@ GRAPH_METHODS = ("none", "ngram", "suffix", "draft_model", "layerskip", "eagle",
 """Those whose graphs leave choosing tokens to the host: what --device onnx and ascend can run."""
 
 ONNX, ASCEND = "onnx", "ascend"
+TVM = "tvm"
+TVM_QUANTS = ("none", "bf16")
+"""Forms of weights that the tvm backend multiplies."""
+
 OPSETS = (11, 18)
 MOST_DRAFTS = 32
 DEFAULT_K = (0, 2, 4, 8)
@@ -183,6 +187,11 @@ def _check_device(request: CompileRequest) -> None:
             raise flags.conflict(
                 "--opset has no meaning for --device cpu", "leave it out, or add --device onnx"
             )
+        if request.backend == TVM and request.quant not in TVM_QUANTS:
+            raise flags.conflict(
+                f"--backend tvm multiplies no weights of --quant {request.quant} yet", "leave out --backend",
+                expected=f"--quant {' or '.join(TVM_QUANTS)}",
+            )  # fmt: skip
         return
     if kind == ASCEND:
         check_soc(soc)

@@ -82,7 +82,8 @@ def main(
         calibration: Text that layerskip, eagle:adaptive and a draft vocabulary are measured on; left out, specc's own.
         device: cpu; onnx: whole graphs as ONNX models, run by onnxruntime; or ascend:SOC, as in
             ascend:Ascend910B3: the same, compiled by CANN's atc where it is installed.
-        backend: Who generates the code: inductor, or reference: plain torch, slow, to find whose fault is a fault.
+        backend: Who generates the code: inductor; tvm: TVM's Relax and kernels in TIR; or reference: plain torch, slow,
+            to find whose fault is a fault.
         isa: CPU instructions that the code may use; native takes this machine's.
         opset: Of ONNX models, 11 to 18; left out, 15.
         graph_dtype: Of products in ONNX models, f32 or f16; norms, softmax and logits stay f32.

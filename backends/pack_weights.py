@@ -1,4 +1,4 @@
-"""What a program goes through before Inductor sees it. One phase so far: pack the weights."""
+"""Matrices in tiles, for backends whose products are packed ones."""
 
 from __future__ import annotations
 

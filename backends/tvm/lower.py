@@ -1,0 +1,93 @@
+"""A program -> model.so of TVM's kernels, libspecc.so, plans and packed weights."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import ClassVar
+
+import tvm
+import tvm_ffi
+
+from specc.backends.base import Device, Lowered, Progress
+from specc.backends.pack_weights import pack_weights, unpacked
+from specc.backends.plan import plans_of
+from specc.backends.toolchain import Toolchain
+from specc.backends.tvm import conversions as _conversions
+from specc.backends.tvm.kernels import Kernels, compile_kernels, lowered
+from specc.backends.tvm.table import leaf_table
+from specc.cache import Pieces
+from specc.errors import BackendError
+from specc.ir import Role, SpeculativeProgram
+from specc.runtime import sources
+
+TVM = "0.27.0"
+"""The release whose API the converters know, which changes from one to the next."""
+
+assert _conversions  # registers what operations become
+
+
+class TvmBackend:
+    """Relax for leaves, TIR for what matters, the same engine around them."""
+
+    name: ClassVar[str] = "tvm"
+
+    def ahead(self, device: Device) -> AbstractContextManager[None]:
+        """Compile kernels and engine while the model is imported."""
+        return Toolchain(device.isa).ahead()
+
+    def lower(
+        self, program: SpeculativeProgram, into: Path, device: Device, progress: Progress
+    ) -> Lowered:
+        """Write model.so, lib/libspecc.so and include/specc.h under `into`.
+
+        Raises BackendError: SPECC-E0441 for an operation that has no form in TVM, by name, E0442 where TVM fails,
+        E0443 for a lost write to state, E0444 for another TVM, E0403/E0404 for the C++ compiler.
+        """
+        if tvm.__version__.split(".post")[0] != TVM:
+            raise BackendError(
+                "SPECC-E0444", "the tvm backend needs the TVM whose API it knows", expected=f"apache-tvm {TVM}",
+                found=tvm.__version__, cure="pip install 'specc-compiler[tvm]'",
+            )  # fmt: skip
+        if slow := unpacked(program):
+            shown = ", ".join(slow[:3]) + (", ..." if len(slow) > 3 else "")
+            progress.note(f"slow products: {len(slow)} matrices cannot be packed ({shown})")
+        packed = pack_weights(program)
+        chain = Toolchain(device.isa)
+        with chain.at_work() as start:
+            engine, model = start(chain.engine()), start(chain.kernels())
+            with progress.phase("lower leaves through Relax"):
+                leaves = [
+                    lowered(f, device.isa) for f in packed.functions.values() if f.role is Role.LEAF
+                ]
+            table = leaf_table(leaves, device.isa)
+            model += start(chain.tvm(table, [Path(p) for p in tvm_ffi.libinfo.include_paths()]))
+            with progress.phase(f"compile for {device.isa}"):
+                objects = _objects(leaves, device.isa)
+                model_objects, engine_objects = (
+                    [f.result() for f in part] for part in (model, engine)
+                )
+        (into / "lib").mkdir(exist_ok=True)
+        (into / "include").mkdir(exist_ok=True)
+        chain.link([*model_objects, *objects], into / "model.so", exports="specc_model_entry")
+        chain.link(engine_objects, into / "lib/libspecc.so", exports="specc_*")
+        shutil.copy(sources.INCLUDE / "specc.h", into / "include/specc.h")
+        return Lowered(
+            ("model.so", "lib/libspecc.so", "include/specc.h"), plans_of(packed), packed.weights,
+            {"tvm": tvm.__version__, "tvm_ffi": tvm_ffi.__version__, "compiler": chain.version}, lossless=True,
+        )  # fmt: skip
+
+
+def _objects(leaves: Sequence[Kernels], isa: str) -> list[Path]:
+    """The kernels of each leaf, from the cache if they were compiled before."""
+    pieces, found = Pieces("tvm"), {}
+    for leaf in leaves:
+        identity = "\0".join([leaf.text(), isa, tvm.__version__])
+        key = hashlib.sha256(identity.encode()).hexdigest()[:32]
+        found[key] = pieces.get(
+            f"{key}.o", lambda path, leaf=leaf: compile_kernels(leaf, isa, path)
+        )  # type: ignore[misc]
+    return list(found.values())

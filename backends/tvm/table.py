@@ -1,0 +1,89 @@
+"""The C++ file that lists leaves as kernels, for runtime/cpp/tvm/kernels.h."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from specc.backends.tvm.kernels import Kernels
+from specc.ir import TensorType
+
+_NUMBERS = {
+    "u8": "U8", "i8": "I8", "i32": "I32", "i64": "I64", "f16": "F16", "f32": "F32", "f64": "F64",
+    "bool": "BOOL", "bf16": "BF16",
+}  # fmt: skip
+
+
+def leaf_table(leaves: Sequence[Kernels], isa: str) -> str:
+    """`specc_leaves`, and behind each its values and steps."""
+    kernels = dict.fromkeys(s.kernel for leaf in leaves for s in leaf.steps if s.kernel)
+    declared = [
+        f"int __tvm_ffi_{k}(void*, const TVMFFIAny*, int32_t, TVMFFIAny*);" for k in kernels
+    ]
+    parts = [_leaf(number, leaf) for number, leaf in enumerate(leaves)]
+    rows = [
+        f'    {{"{leaf.name}", create,\n'
+        f"     [](void*, specc_tensor** in, int n, specc_tensor** out, int m) -> int32_t {{\n"
+        f"       return specc::run_kernels(leaf{number}, in, n, out, m); }}, told}},"
+        for number, leaf in enumerate(leaves)
+    ]
+    return "\n".join([
+        '#include "kernels.h"', '#include "leaf_table.h"', 'extern "C" {', *declared, "}", "namespace {",
+        *parts,
+        "int32_t create(void** container) { *container = container; return 0; }",
+        'const char* told() { return ""; }', "}",
+        "const specc_leaf specc_leaves[] = {", *rows, "};",
+        f"const int specc_leaf_count = {len(rows)};", f'const char specc_isa[] = "{isa}";', "",
+    ])  # fmt: skip
+
+
+def _leaf(number: int, leaf: Kernels) -> str:
+    drops = _drops(leaf)
+    lines = [
+        f"const specc::KernelValue values{number}[] = {{{', '.join(map(_value, leaf.values))}}};"
+    ]
+    lines.append(f"const uint8_t written{number}[] = {{{_listed(map(int, leaf.written))}}};")
+    steps = []
+    for index, (step, drop) in enumerate(zip(leaf.steps, drops, strict=True)):
+        name = f"{number}_{index}"
+        lines.append(
+            f"const int32_t args{name}[] = {{{_listed(step.args)}}}, drop{name}[] = {{{_listed(drop)}}};"
+        )
+        kernel = f"__tvm_ffi_{step.kernel}" if step.kernel else "nullptr"
+        steps.append(
+            f'    {{"{step.kernel}", {kernel}, {len(step.args)}, {step.made}, args{name}, {len(drop)}, drop{name}}},'
+        )
+    rows = next(
+        (
+            (i, t.shape.index("T"))
+            for i, t in enumerate(leaf.values[: leaf.inputs])
+            if "T" in t.shape
+        ),
+        (-1, 0),
+    )
+    lines += [
+        f"const specc::KernelStep steps{number}[] = {{", *(steps or ["    {}"]), "};",
+        f"const int32_t out{number}[] = {{{_listed(leaf.outputs)}}};",
+        f'const specc::KernelLeaf leaf{number} = {{"{leaf.name}", {leaf.inputs}, {len(leaf.outputs)}, '
+        f"{len(leaf.values)}, {len(leaf.steps)}, values{number}, written{number}, steps{number}, out{number}, "
+        f"{rows[0]}, {rows[1]}}};",
+    ]  # fmt: skip
+    return "\n".join(lines)
+
+
+def _drops(leaf: Kernels) -> list[list[int]]:
+    """After each step, the values made on the way that nothing reads any more."""
+    last = {value: index for index, step in enumerate(leaf.steps) for value in step.args}
+    drops: list[list[int]] = [[] for _ in leaf.steps]
+    for value, index in last.items():
+        if value >= leaf.inputs and value not in leaf.outputs:
+            drops[index].append(value)
+    return drops
+
+
+def _listed(numbers: object) -> str:
+    return ", ".join(map(str, numbers)) or "0"  # type: ignore[call-overload]
+
+
+def _value(type_: TensorType) -> str:
+    shape = ", ".join("specc::kRows" if d == "T" else str(d) for d in type_.shape)
+    return f"{{SPECC_{_NUMBERS[type_.dtype]}, {len(type_.shape)}, {{{shape}}}}}"
