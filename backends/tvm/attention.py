@@ -19,6 +19,7 @@ from specc.backends.tvm.templates import (
     argument,
     bound,
     broadcast,
+    exp_down,
     i64,
     kernel,
     local,
@@ -142,8 +143,8 @@ class _Query:
     def __init__(self, shape: Attention, q: Any, k: Any, v: Any, t: Any, head: Any) -> None:
         self.shape, self.q, self.k, self.v, self.t, self.head = shape, q, k, v, t, head
         group = shape.group
-        self.scores = T.alloc_buffer((i64(group), i64(_CHUNK)), "float32", scope="local")
-        self.sums = T.alloc_buffer((i64(group), i64(shape.value_width)), "float32", scope="local")
+        self.scores = T.alloc_buffer((i64(group), i64(_CHUNK)), "float32")
+        self.sums = T.alloc_buffer((i64(group), i64(shape.value_width)), "float32")
         self.top, self.total = local(group), local(group)
         self.old, self.new = local(group), local(group)
 
@@ -287,33 +288,3 @@ def _added(lanes: Any) -> Any:
     a = [lanes[i64(i)] for i in range(LANES)]
     pairs = [a[i] + a[i + LANES // 2] for i in range(LANES // 2)]
     return (pairs[0] + pairs[2]) + (pairs[1] + pairs[3])
-
-
-def exp_down(x: Any, lanes: int) -> Any:
-    """e^x for x <= 0 to about 1e-7 (Cephes expf, netlib.org/cephes); below -87.3 zero. NaN stays NaN."""
-
-    def number(value: float) -> Any:
-        return broadcast(T.float32(value), lanes)
-
-    def integer(value: int) -> Any:
-        return broadcast(T.int32(value), lanes)
-
-    suffix = "" if lanes == 1 else f"x{lanes}"
-    low = number(-87.33654)
-    kept = bound(T.Select(x < low, low, x))
-    power = bound(T.floor(T.fma(kept, number(1.44269504), number(0.5))))
-    rest = T.fma(power, number(-0.693359375), kept)
-    rest = bound(T.fma(power, number(2.12194440e-4), rest))
-    series = number(1.9875691500e-4)
-    for factor in (
-        1.3981999507e-3,
-        8.3334519073e-3,
-        4.1665795894e-2,
-        1.6666665459e-1,
-        5.0000001201e-1,
-    ):
-        series = T.fma(series, rest, number(factor))
-    series = T.fma(series * rest, rest, rest) + number(1)
-    bits = T.cast(power, "int32" + suffix)
-    scale = T.reinterpret("float32" + suffix, (bits + integer(127)) << integer(23))
-    return T.Select(x < low, number(0), series * scale)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import fx
-from tvm import relax
+from tvm import relax, te
 
 from specc.backends.tvm import templates
 from specc.backends.tvm.attention import Attention, attention, seen
@@ -270,7 +270,7 @@ def _binary(c: Converter, node: fx.Node) -> Any:
 
 _UNARY: dict[Any, Any] = {
     aten.neg.default: op.negative, aten.exp.default: op.exp, aten.relu.default: op.nn.relu,
-    aten.tanh.default: op.tanh, aten.sigmoid.default: op.sigmoid, aten.sqrt.default: op.sqrt,
+    aten.tanh.default: op.tanh, aten.sqrt.default: op.sqrt,
     aten.abs.default: op.abs, aten.log.default: op.log, aten.sin.default: op.sin, aten.cos.default: op.cos,
     aten.erf.default: op.erf, aten.rsqrt.default: op.rsqrt, aten.square.default: lambda x: op.multiply(x, x),
     aten.reciprocal.default: lambda x: op.divide(relax.const(1.0, x.ty.dtype), x),
@@ -285,10 +285,16 @@ def _unary(c: Converter, node: fx.Node) -> Any:
     return c.emit(_UNARY[node.target](c.value(node.args[0], _dtype(node))))
 
 
-@converts(aten.silu.default)
-def _silu(c: Converter, node: fx.Node) -> Any:
+@converts(aten.silu.default, aten.sigmoid.default)
+def _sigmoid(c: Converter, node: fx.Node) -> Any:
+    def each(x: Any) -> Any:
+        return te.compute(x.shape, lambda *at: templates.sigmoid(x[at]), name="sigmoid")
+
     x = c.value(node.args[0], "f32")
-    return _rounded(c, c.emit(op.multiply(x, c.emit(op.sigmoid(x)))), node)
+    value = c.builder.emit_te(each, x)
+    if node.target is aten.silu.default:
+        value = c.emit(op.multiply(x, value))
+    return _rounded(c, value, node)
 
 
 @converts(aten.pow.Tensor_Scalar)
@@ -371,7 +377,10 @@ def _topk(c: Converter, node: fx.Node) -> list[Any]:
     del ordered  # (they come in order either way)
     if len(_shape(x)) != 2 or _dim(x, dim) != 1 or not largest or type_of(x).dtype != "f32":
         raise c.refuse("topk of another than the largest f32 of each row")
-    return c.call(templates.topk(_size(x, 1), int(k)), "topk", [c.values[x]], *node.meta["type"])
+    n, (of_values, of_places) = _size(x, 1), node.meta["type"]
+    (places,) = c.call(templates.topk(n, int(k)), "topk", [c.values[x]], of_places)
+    (values,) = c.call(templates.pick(n, int(k)), "pick", [c.values[x], places], of_values)
+    return [values, places]
 
 
 @converts(aten.full_like.default)

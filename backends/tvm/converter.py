@@ -65,12 +65,13 @@ class Converter:
         for node in self.function.inputs:
             self.values[node] = relax.Var(node.name, self.type(type_of(node)))
             parameters.append(self.values[node])
-        refused, results = None, []
+        refused: Exception | None = None
+        results: list[Any] = []
         with self.builder.function(LEAF, parameters):
             with self.builder.dataflow():
                 try:
                     results = self._results()
-                except BackendError as error:
+                except Exception as error:
                     refused = error  # TVM complains of a function that is not ended
                 given = self.builder.emit_output(relax.Tuple(results))
             self.builder.emit_func_output(given)

@@ -7,7 +7,7 @@ fast-math.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -57,8 +57,11 @@ def ramp(start: Any, lanes: int = LANES) -> Any:
 
 
 def local(count: int, dtype: str = "float32") -> Any:
-    """Memory of the function: registers, where all indices are numbers."""
-    return T.alloc_buffer((i64(count),), dtype, scope="local")
+    """Memory of the function, on its stack: registers, where all indices are numbers.
+
+    (Of the scope `local` it would be asked for by a call, and LLVM had to take every store for seen by others.)
+    """
+    return T.alloc_buffer((i64(count),), dtype)
 
 
 def store(buffer: Any, value: Any, *indices: Any) -> None:
@@ -101,6 +104,45 @@ def bound(value: Any) -> Any:
     return T.Bind(value)
 
 
+def exp_down(x: Any, lanes: int, name: Callable[[Any], Any] = bound) -> Any:
+    """e^x for x <= 0 to about 1e-7 (Cephes expf, netlib.org/cephes); below -87.3 zero. NaN stays NaN.
+
+    `name` is given what is used more than once.
+    """
+
+    def number(value: float) -> Any:
+        return broadcast(T.float32(value), lanes)
+
+    def integer(value: int) -> Any:
+        return broadcast(T.int32(value), lanes)
+
+    suffix = "" if lanes == 1 else f"x{lanes}"
+    low = number(-87.33654)
+    kept = name(T.Select(x < low, low, x))
+    power = name(T.floor(T.fma(kept, number(1.44269504), number(0.5))))
+    rest = T.fma(power, number(-0.693359375), kept)
+    rest = name(T.fma(power, number(2.12194440e-4), rest))
+    series = number(1.9875691500e-4)
+    for factor in (
+        1.3981999507e-3,
+        8.3334519073e-3,
+        4.1665795894e-2,
+        1.6666665459e-1,
+        5.0000001201e-1,
+    ):
+        series = T.fma(series, rest, number(factor))
+    series = T.fma(series * rest, rest, rest) + number(1)
+    bits = T.cast(power, "int32" + suffix)
+    scale = T.reinterpret("float32" + suffix, (bits + integer(127)) << integer(23))
+    return T.Select(x < low, number(0), series * scale)
+
+
+def sigmoid(x: Any) -> Any:
+    """1 / (1 + e^-x) of one f32, as an expression that LLVM makes vectors of: libm's e^x is a call for each."""
+    small = exp_down(T.Select(x < T.float32(0), x, T.float32(0) - x), 1, lambda value: value)
+    return T.Select(x < T.float32(0), small, T.float32(1)) / (T.float32(1) + small)
+
+
 def linear(n: int, k: int, weights: str, bias: bool) -> Any:
     """(x f32[T, k], w [tiles, k, 16] of f32 or bf16, bias f32[n]) -> f32[T, n].
 
@@ -130,6 +172,16 @@ class _Linear:
     def __init__(self, x: Any, w: Any, bias: Any, y: Any, n: int, k: int, rows: Any) -> None:
         self.x, self.w, self.bias, self.y = x, w, bias, y
         self.n, self.k, self.rows = n, k, rows
+        count = -(-n // TILE) * k * TILE
+        self._stream = T.decl_buffer((i64(count),), str(w.dtype), data=w.data)
+
+    def fetch(self, tile: Any, k: Any) -> None:
+        """Have the line that is `_DEPTH` columns on brought to the cache. Beyond the end that does nothing."""
+        ahead = self._stream[((tile * i64(self.k) + k) + i64(_DEPTH)) * i64(TILE)]
+        # (To read, into all levels of the cache, as data.)
+        T.evaluate(
+            T.call_intrin("void", "tirx.prefetch", T.address_of(ahead), *map(T.int32, (0, 3, 1)))
+        )
 
     def weight(self, tile: Any, k: Any) -> Any:
         """The 16 columns at `k`."""
@@ -184,7 +236,7 @@ def _one_row(call: _Linear, pair: Any, tiles: int) -> None:
 
 def _many_rows(call: _Linear, tile: Any) -> None:
     """Groups of rows; the tile passes through L1 in pieces, and all rows of a group over each."""
-    sums = T.alloc_buffer((i64(_GROUP), i64(TILE)), "float32", scope="local")
+    sums = T.alloc_buffer((i64(_GROUP), i64(TILE)), "float32")
     with loop((call.rows + i64(_GROUP - 1)) // i64(_GROUP)) as group:
         first = group * i64(_GROUP)
         rows = T.min(call.rows - first, i64(_GROUP))
@@ -208,6 +260,7 @@ def _panel(call: _Linear, tile: Any, sums: Any, rows: tuple[Any, Any, int], begi
     for r in range(count):
         store(registers, sums[offset + i64(r), ramp(i64(0), TILE)], ramp(i64(r * TILE), TILE))
     with loop(T.min(i64(call.k), begin + i64(_DEPTH)), begin=begin) as k:
+        call.fetch(tile, k)
         for r in range(count):
             at = ramp(i64(r * TILE), TILE)
             activation = broadcast(call.x[first + offset + i64(r), k], TILE)
@@ -251,11 +304,10 @@ def cache_write(heads: int, rows: int, width: int, cache: str, values: str) -> A
 
 
 def topk(n: int, k: int) -> Any:
-    """(x f32[T, n]) -> the k largest of each row f32[T, k], in order, and where i64[T, k]; of equals the first."""
+    """(x f32[T, n]) -> where the k largest of each row are, i64[T, k], in order; of equals the first."""
     with kernel() as made:
         rows = T.int64()
         x = argument("x", (rows, i64(n)))
-        values = argument("values", (rows, i64(k)))
         places = argument("places", (rows, i64(k)), "int64")
         with loop(rows) as t, loop(i64(k)) as i:
             taken, best = local(1, "int32"), local(1, "int64")
@@ -268,6 +320,17 @@ def topk(n: int, k: int) -> Any:
                 better = T.Or(best[i64(0)] < i64(0), x[t, c] > highest)
                 with when(T.And(taken[i64(0)] == T.int32(0), better)):
                     store(best, c, i64(0))
-            store(values, x[t, best[i64(0)]], t, i)
             store(places, best[i64(0)], t, i)
+    return made.get()
+
+
+def pick(n: int, k: int) -> Any:
+    """(x f32[T, n], places i64[T, k]) -> x at these places of each row, f32[T, k]."""
+    with kernel() as made:
+        rows = T.int64()
+        x = argument("x", (rows, i64(n)))
+        places = argument("places", (rows, i64(k)), "int64")
+        y = argument("y", (rows, i64(k)))
+        with loop(rows) as t, loop(i64(k)) as i:
+            store(y, x[t, places[t, i]], t, i)
     return made.get()
