@@ -74,8 +74,8 @@ def seen(rows: int, parents: bool) -> Any:
         above = argument("parents", (count,), "int64") if parents else None
         start = argument("start", (count,), "int64")
         length = argument("length", (count,), "int64")
-        shared = argument("shared", (count,), "int64") if parents else None
-        path = argument("path", (count, count), "int64") if parents else None
+        shared: Any = argument("shared", (count,), "int64") if parents else None
+        path: Any = argument("path", (count, count), "int64") if parents else None
         with loop(count) as t:
             inside = T.And(positions[t] >= i64(0), T.And(positions[t] <= at[t], at[t] < i64(rows)))
             require(inside, "a position or a row is not in the cache")
@@ -109,8 +109,8 @@ def attention(shape: Attention) -> Any:
         )
         start = argument("start", (count,), "int64")
         length = argument("length", (count,), "int64")
-        shared = argument("shared", (count,), "int64") if shape.parents else None
-        path = argument("path", (count, count), "int64") if shape.parents else None
+        shared: Any = argument("shared", (count,), "int64") if shape.parents else None
+        path: Any = argument("path", (count, count), "int64") if shape.parents else None
         sinks = argument("sinks", (i64(shape.heads),)) if shape.sinks else None
         out = argument("out", (count, i64(shape.heads), i64(shape.value_width)))
         with loop(count * i64(shape.kv_heads), parallel=True) as task:

@@ -61,19 +61,19 @@ def _reshape(c: Converter, node: fx.Node) -> Any:
 
 @converts(aten.permute.default, aten.transpose.int, aten.t.default, aten.movedim.int)
 def _transpose(c: Converter, node: fx.Node) -> Any:
-    x, *args = node.args
+    x, *args = arguments(node)
     rank = len(_shape(x))
     order = list(range(rank))
     if node.target is aten.permute.default:
-        order = [d % rank for d in args[0]]  # type: ignore[union-attr,operator]
+        order = [d % rank for d in args[0]]
     elif node.target is aten.movedim.int:
-        source, target = (_dim(x, a) for a in args)  # type: ignore[arg-type]
+        source, target = (_dim(x, a) for a in args)
         order.insert(target, order.pop(source))
     else:
-        a, b = (_dim(x, d) for d in (args or (0, 1)))  # type: ignore[arg-type]
+        a, b = (_dim(x, d) for d in (args or (0, 1)))
         order[a], order[b] = order[b], order[a]
     moved = [d for d in order if _shape(x)[d] != 1]
-    value = c.values[x]  # type: ignore[index]
+    value = c.values[x]
     if moved == sorted(moved):  # rows of one stay where they are
         return value if order == sorted(order) else c.reshaped(value, _shape(node))
     return c.emit(op.permute_dims(value, order))

@@ -11,7 +11,6 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch import fx
 from tvm import IRModule, relax, tirx
 
@@ -154,15 +153,10 @@ class Converter:
         self.written[state] = self.values[state]
 
 
-def arguments(node: fx.Node, *defaults: Any) -> list[Any]:
-    """All arguments of an operation, by its schema; `defaults` are of those that were left out at the end."""
+def arguments(node: fx.Node) -> list[Any]:
+    """All arguments of an operation, by its schema."""
     given: list[Any] = [*node.args]
     schema = node.target._schema.arguments  # type: ignore[union-attr]
     for argument in schema[len(given) :]:
         given.append(node.kwargs.get(argument.name, argument.default_value))
-    return [*given, *defaults]
-
-
-def number_of(value: Any) -> bool:
-    """Whether an argument is a plain number."""
-    return isinstance(value, (int, float)) and not isinstance(value, torch.SymInt)
+    return given

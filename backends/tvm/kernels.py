@@ -34,7 +34,7 @@ _PASSES = tvm.transform.Sequential([
 ])  # fmt: skip
 
 _RESHAPE = re.compile(r"reshape\d*")
-"""What Relax calls a reshape that nothing is fused with: a view is enough. (Its own pass for that fails on our kernels.)"""
+"""What Relax calls a reshape that nothing is fused with: a view is enough. (Its pass for that fails on our kernels.)"""
 
 _NAMES = {
     "float32": "f32", "float64": "f64", "float16": "f16", "bfloat16": "bf16", "int64": "i64",
@@ -174,9 +174,9 @@ class _Walk:
         if name == "relax.call_tir" and len(value.args) == 2:
             args = self._numbers(value.args[1])
             if _RESHAPE.fullmatch(_global(value)):
-                made = (self._new(value.ty_args[0]),)
-                self.steps.append(Step("", (*args, *made), 1))
-                return made
+                view = self._new(value.ty_args[0])
+                self.steps.append(Step("", (*args, view), 1))
+                return (view,)
             made = tuple(map(self._new, _types(value.ty_args[0])))
             self.steps.append(Step(self.prefix + _global(value), args + made, len(made)))
             return made

@@ -6,6 +6,7 @@ import hashlib
 import shutil
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -87,7 +88,5 @@ def _objects(leaves: Sequence[Kernels], isa: str) -> list[Path]:
     for leaf in leaves:
         identity = "\0".join([leaf.text(), isa, tvm.__version__])
         key = hashlib.sha256(identity.encode()).hexdigest()[:32]
-        found[key] = pieces.get(
-            f"{key}.o", lambda path, leaf=leaf: compile_kernels(leaf, isa, path)
-        )  # type: ignore[misc]
+        found[key] = pieces.get(f"{key}.o", partial(compile_kernels, leaf, isa))
     return list(found.values())
