@@ -69,8 +69,8 @@ def page(root: Path) -> str:
     through_tvm = _names(tests / "backends/test_tvm.py", "FAMILIES_TRIED")
     methods = ", ".join(_names(tests / "backends/test_tvm_engine.py", "METHODS"))
     lines += [
-        "", f"By `--backend tvm`, with transformers' tokens: {', '.join(through_tvm)}; and, run by the engine, llama with "
-        f"{methods} and trained drafters that know their text.",
+        "", f"By `--backend tvm`, with transformers' tokens: {', '.join(through_tvm)}; and, run by the engine, llama "
+        f"with {methods} and trained drafters that know their text.",
         "", f"Tensor types of GGUF files: {types}.", "",
         f"Layouts of trained drafters, each with the drafts that eager code on the checkpoint makes: {formats}.", "",
         "A `.pt2` is tested with decoders of our own, written in several ways (`tests/ir/importers/test_pt2.py`).", "",
