@@ -90,6 +90,7 @@ BUILT_INS: dict[Any, tuple[str, int]] = {
     ops.argmax.default: ("specc.argmax", 1),
     ops.accept.default: ("specc.accept", 5),
     ops.cache_write.default: ("specc.cache_write", 3),
+    ops.cache_write_shard.default: ("specc.cache_write_shard", 3),
     ops.roots.default: ("specc.roots", 1),
     ops.take.default: ("specc.take", 2),
     ops.candidates.default: ("specc.candidates", 6),

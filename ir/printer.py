@@ -28,6 +28,8 @@ def _lines(program: SpeculativeProgram) -> Iterator[str]:
     yield f"program {program.name} S={program.max_model_len} chunk={program.prefill_chunk}"
     yield _model(program.model)
     yield _drafter(program.contract)
+    if program.sharding is not None:
+        yield f"shards {program.sharding.count} by {program.sharding.way}"
     yield from map(str, program.state.values())
     yield from _weights(program.weights)
     for played in program.rounds:

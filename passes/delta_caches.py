@@ -48,6 +48,9 @@ class DeltaCaches(Pass):
 
     name: ClassVar[str] = "delta-caches"
 
+    written_out: bool = True
+    """Whether attention becomes plain operations; else it is `masked_attention`, for shard-caches to cut at."""
+
     def requires(self, program: SpeculativeProgram) -> None:
         need(program.max_model_len, "caches have no size yet", "plan-state")
         need_graphs(program)
@@ -66,7 +69,7 @@ class DeltaCaches(Pass):
             leaf = program.functions[str(call.target)] if call is not None else None
             if call is None or leaf is None or not any(map(has_effect, leaf.graph.nodes)):
                 continue
-            program = program.replacing(*_Delta(function, call, leaf).functions())
+            program = program.replacing(*_Delta(function, call, leaf, self.written_out).functions())
             modified = True
         return PassResult(program, modified)
 
@@ -79,8 +82,10 @@ class DeltaCaches(Pass):
 class _Delta:
     """Rewrites one graph and its caller."""
 
-    def __init__(self, function: Function, call: fx.Node, leaf: Function) -> None:
-        self.function, self.leaf = function, leaf
+    def __init__(
+        self, function: Function, call: fx.Node, leaf: Function, written_out: bool
+    ) -> None:
+        self.function, self.leaf, self.written_out = function, leaf, written_out
         self.graph, self.copies = copy_graph(leaf.graph)
         self.old_call = call
         self.given: dict[fx.Node, Any] = dict(
@@ -152,9 +157,15 @@ class _Delta:
         self.length = int(type_of(k).shape[1])
         reach = window if 0 < window < self.length else 0
         masks = self._masks(positions, rows, parents, reach)
-        attended = Attended(q, k, v, self.written[k][0], self.written[v][0], scale, softcap, sinks)
+        new = (self.written[k][0], self.written[v][0])
         with self.graph.inserting_before(node):
-            result = attend(self.graph, attended, masks, node.meta)
+            if self.written_out:
+                attended = Attended(q, k, v, *new, scale, softcap, sinks)
+                result = attend(self.graph, attended, masks, node.meta)
+            else:
+                args = (q, k, v, *new, masks.old, masks.new, scale, softcap, sinks)
+                result = self.graph.call_function(ops.masked_attention.default, args)
+                result.meta |= node.meta
         node.replace_all_uses_with(result)
         self.graph.erase_node(node)
 

@@ -48,21 +48,26 @@ class PackCaches(Pass):
 
     name: ClassVar[str] = "pack-caches"
 
+    kinds_apart: bool = False
+    """Whether what a drafter reads of the target lies apart from keys and values, which then may be cut into shards."""
+
     def requires(self, program: SpeculativeProgram) -> None:
         for function in program.functions.values():
             call = graph_call(function)
             need(call is None or not call.meta["writes"], "graphs write caches", "delta-caches")
 
     def call(self, program: SpeculativeProgram) -> PassResult:
-        groups = _groups(program)
+        groups = _groups(program, self.kinds_apart)
         if all(name.endswith(PACKED) for members in groups.values() for name in members):
             return PassResult(program, modified=False)
         packed: dict[str, StateBuffer] = {}
         columns: dict[str, tuple[str, int]] = {}
         for members in groups.values():
             first = program.state[members[0]]
-            number = sum(b.owner is first.owner for b in packed.values())
-            name = f"{first.owner}{f'.{number}' if number else ''}{PACKED}"
+            apart = self.kinds_apart and first.kind is StateKind.FEATURES
+            stem = "features" if apart else str(first.owner)
+            number = sum(name.startswith(stem) for name in packed)
+            name = f"{stem}{f'.{number}' if number else ''}{PACKED}"
             at = 0
             for member in members:
                 columns[member] = (name, at)
@@ -88,8 +93,8 @@ def _width(buffer: StateBuffer) -> int:
     return heads * width
 
 
-def _groups(program: SpeculativeProgram) -> dict[tuple[object, ...], list[str]]:
-    """Names of buffers by dtype, rows, and the functions that write them."""
+def _groups(program: SpeculativeProgram, kinds_apart: bool) -> dict[tuple[object, ...], list[str]]:
+    """Names of buffers by dtype, rows, the functions that write them, and kind if asked for."""
     writers: dict[str, list[str]] = {}
     for function in program.functions.values():
         for node in function.graph.nodes:
@@ -99,8 +104,9 @@ def _groups(program: SpeculativeProgram) -> dict[tuple[object, ...], list[str]]:
                 writers.setdefault(name, []).append(function.name)
     groups: dict[tuple[object, ...], list[str]] = defaultdict(list)
     for name, functions in writers.items():
-        type_ = program.state[name].type
-        groups[type_.dtype, type_.shape[1], *functions].append(name)
+        type_, kind = program.state[name].type, program.state[name].kind
+        apart = (kind,) if kinds_apart else ()
+        groups[type_.dtype, type_.shape[1], *apart, *functions].append(name)
     return groups
 
 

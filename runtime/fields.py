@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from specc.errors import ArtifactError
@@ -20,6 +21,12 @@ def damaged(where: str, expected: str, found: str) -> ArtifactError:
         found=found if len(found) <= 200 else found[:197] + "...",
         cure="compile the artifact again, or copy it again",
     )  # fmt: skip
+
+
+def check_inner(path: str, where: str) -> None:
+    """Raise ArtifactError (E0502) for a path that leads out of the artifact: a manifest comes from anywhere."""
+    if not path or Path(path).is_absolute() or ".." in Path(path).parts or "\0" in path:
+        raise damaged(where, "a path inside the artifact", repr(path))
 
 
 class Field:
@@ -66,6 +73,19 @@ class Field:
             return default
         text: str = self._a(str)
         return text
+
+    def inner_path(self) -> str:
+        """A path inside the artifact."""
+        path = self.string()
+        check_inner(path, self.path)
+        return path
+
+    def number(self, least: float) -> float:
+        """A number, whole or not, of at least `least`."""
+        found = self._value
+        if isinstance(found, bool) or not isinstance(found, (int, float)) or not found >= least:
+            raise damaged(self.path, f"a number of at least {least}", str(found))
+        return float(found)
 
     def boolean(self, *, default: bool | None = None) -> bool:
         """True or false."""

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from specc.errors import ArtifactError
-from specc.runtime.fields import Field, damaged
+from specc.runtime.fields import Field, check_inner, damaged
+from specc.runtime.graph_facts import Graphs
 
 SCHEMA_VERSION = 1
 """The newest manifest this package reads."""
@@ -154,21 +155,6 @@ class PackedMatrix:
 
 
 @dataclass(frozen=True)
-class Graphs:
-    """Graphs that onnxruntime or a device runs. `files`: the model of each.
-
-    `state`: onnx-only, or om where CANN compiled them. `verified_on_npu`: whether anyone saw them run on one.
-    """
-
-    format: str
-    opset: int
-    state: str
-    verified_on_npu: bool
-    files: Mapping[str, str]
-    dtype: str = "f32"
-
-
-@dataclass(frozen=True)
 class Manifest:
     """The whole of it. `raw` is the document as read, with fields this version does not know."""
 
@@ -246,14 +232,14 @@ class Manifest:
             rounds=_rounds(root["rounds"], lengths, drafter, functions),
             state=tuple(_state(item) for item in root["state"].items()),
             functions=functions,
-            weights_file=_inner_path(root["weights"]["file"]),
+            weights_file=root["weights"]["file"].inner_path(),
             weights_bytes=root["weights"]["bytes"].integer(0),
             packed={n: _packed(f) for n, f in root["weights"].get("packed").entries()}
             if root["weights"].get("packed").value is not None
             else {},
             files={n: _file(n, f) for n, f in root["files"].entries()},
             provenance=root.get("provenance").mapping({}),
-            graphs=_graphs(root.get("graphs")),
+            graphs=Graphs.read(root.get("graphs")),
             raw=document,
         )
 
@@ -428,19 +414,6 @@ def _function_name(at: Field, functions: Mapping[str, Function]) -> str | None:
     return at.string()
 
 
-def _graphs(at: Field) -> Graphs | None:
-    if at.value is None:
-        return None
-    files = {}
-    for name, item in at["functions"].entries():
-        files[name] = item["file"].string()
-        _check_inner(files[name], item.path)
-    return Graphs(
-        at["format"].string(), at["opset"].integer(1), at["state"].string(),
-        at["verified_on_npu"].boolean(), files, at.get("dtype").string(default="f32"),
-    )  # fmt: skip
-
-
 def _state(at: Field) -> StateBuffer:
     dtype, shape = _dtype(at["dtype"]), at["shape"].integers(0)
     size = at["bytes"].integer(0)
@@ -475,7 +448,7 @@ def _packed(at: Field) -> PackedMatrix:
 
 
 def _file(name: str, at: Field) -> FileEntry:
-    _check_inner(name, at.path)
+    check_inner(name, at.path)
     return FileEntry(name, at["bytes"].integer(0), at["sha256"].string())
 
 
@@ -484,15 +457,3 @@ def _dtype(at: Field) -> str:
     if name not in DTYPE_BYTES:
         raise damaged(at.path, " ".join(DTYPE_BYTES), name)
     return name
-
-
-def _inner_path(at: Field) -> str:
-    path = at.string()
-    _check_inner(path, at.path)
-    return path
-
-
-def _check_inner(path: str, where: str) -> None:
-    """A manifest comes from anywhere: no name in it may lead out of the artifact."""
-    if not path or Path(path).is_absolute() or ".." in Path(path).parts or "\0" in path:
-        raise damaged(where, "a path inside the artifact", repr(path))

@@ -25,6 +25,7 @@ from specc.cann import find_cann
 from specc.errors import BackendError
 from specc.ir import Function, Role, SpeculativeProgram, WeightStore
 from specc.ir.graphs import results_of, type_of, weight_name
+from specc.ir.sharding import Sharding
 from specc.ir.types import TensorType
 from specc.runtime import sources
 
@@ -89,10 +90,12 @@ class OnnxBackend:
         plans = _plans(program, graphs)
         kept = resident(list(plans.values()), [leaf.name for leaf, _ in graphs])
         soc = device.graphs.partition(":")[2]
-        if soc:
+        # (No runtime plays the shards of several NPUs yet.)
+        npu = soc if program.sharding is None else ""
+        if npu:
             require_caches(program.state.values(), kept)
         with progress.phase(f"compile for {device.isa}"):
-            files += _link(graph_table(graphs, device.isa, kept, soc), into, device.isa, bool(soc))
+            files += _link(graph_table(graphs, device.isa, kept, npu), into, device.isa, bool(npu))
         facts: dict[str, object] = {
             "format": "onnx", "opset": opset, "functions": described, "state": "onnx-only",
             "verified_on_npu": False,
@@ -101,6 +104,8 @@ class OnnxBackend:
             program.weights[w].type.dtype == "f16" for _, bound in graphs for w in bound.values()
         ):
             facts["dtype"] = "f16"
+        if program.sharding is not None:
+            facts["shards"] = _shards(program.sharding, device.link_gbps)
         if soc:
             files += _ascend(soc, jobs, facts, into, progress)
         return Lowered(
@@ -110,6 +115,16 @@ class OnnxBackend:
             {"onnx": onnx.__version__},
             graphs=facts,
         )
+
+
+def _shards(sharding: Sharding, link_gbps: float) -> dict[str, object]:
+    """The manifest's form (runtime/graph_facts.py)."""
+    costs = [
+        {**vars(c), "way": str(c.way)}
+        | ({"link_microseconds": c.link_microseconds(link_gbps)} if link_gbps and not c.refused else {})
+        for c in sharding.costs
+    ]  # fmt: skip
+    return {"count": sharding.count, "way": str(sharding.way), "costs": costs}
 
 
 def _ascend(

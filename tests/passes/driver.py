@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from itertools import cycle
 from typing import Any
 
 import torch
 
-from specc.ir import SpeculativeProgram, StateKind
-from specc.ir.evaluate import evaluate, fresh_state, text_inputs
+from specc.ir import SpeculativeProgram, StateBuffer, StateKind
+from specc.ir.evaluate import State, evaluate, fresh_state, text_inputs
+from specc.ir.sharding import Way
 
 Drafts = Callable[[Sequence[int], int], Sequence[int]]
 """Host drafter: the tokens so far and K -> K tokens."""
+
+Run = Callable[[SpeculativeProgram, str, Sequence[torch.Tensor], State], list[torch.Tensor]]
+"""Runs a function, as `ir.evaluate` does."""
 
 
 def generate(
     program: SpeculativeProgram, prompt: Sequence[int], count: int, ks: Iterable[int], *,
     depth: int = 0, heat: float = 0.0, seed: int = 0, drafts: Drafts = lambda x, k: [0] * k,
     chunk: int = 0, first_row: int = 0, drafted: list[tuple[list[int], list[Any]]] | None = None,
-    foretold: dict[int, list[float]] | None = None, poison: float = torch.nan,
+    foretold: dict[int, list[float]] | None = None, poison: float = torch.nan, run: Run = evaluate,
 ) -> tuple[list[int], list[tuple[int, int]]]:  # fmt: skip
     """`count` new tokens, and (K, accepted) of every round. `ks` is K of each round, repeated.
 
@@ -38,7 +43,7 @@ def generate(
         part = x[begin : min(begin + step, n)]
         at = torch.arange(begin, begin + len(part))
         inputs = text_inputs(program, "prefill", torch.tensor(part), at, first_row)
-        evaluate(program, "prefill", inputs, state)
+        run(program, "prefill", inputs, state)
         tap = len(part) - 1
     rounds, k_of, paired = [], cycle(ks), 0
     while len(x) < len(prompt) + count:
@@ -48,12 +53,13 @@ def generate(
         for buffer in program.state.values():
             lags = program.contract.extend and buffer.name.startswith("drafter.")
             if buffer.kind is not StateKind.HIDDEN_STATES:
-                state[buffer.name][:, :first_row] = poison
-                state[buffer.name][:, first_row + (paired if lags else n) :] = poison
+                rows = _rows_of(program, buffer)
+                right = (rows >= first_row) & (rows < first_row + (paired if lags else n))
+                state[buffer.name][:, ~right] = poison
         if k and program.contract.extend:
             while n - paired > step:
                 pairs = _pairs(x, paired, paired + step, first_row)
-                evaluate(program, program.contract.extend, list(pairs.values()), state)
+                run(program, program.contract.extend, list(pairs.values()), state)
                 paired += step
             paired = min(paired, n - 1)
         name = f"round_{k}_d{depth}" if depth and k else f"round_{k}"
@@ -68,9 +74,7 @@ def generate(
             propose = program.functions[f"propose_{k}"]
             copies = {key: value.clone() for key, value in state.items()}
             args = [inputs[i.name] for i in propose.inputs]
-            told = dict(
-                zip(propose.outputs, evaluate(program, propose.name, args, copies), strict=True)
-            )
+            told = dict(zip(propose.outputs, run(program, propose.name, args, copies), strict=True))
             tree = "parents" in told
             found = paths(told["tokens"], told["parents"]) if tree else told["drafts"].tolist()
             drafted.append((list(x), found))
@@ -78,7 +82,7 @@ def generate(
                 if foretold is not None and what.startswith("confidence"):
                     foretold.setdefault(len(x), []).append(result.item())
         function = program.functions[name]
-        tokens, accepted = evaluate(program, name, [inputs[i.name] for i in function.inputs], state)
+        tokens, accepted = run(program, name, [inputs[i.name] for i in function.inputs], state)
         a = int(accepted)
         assert a >= 0, "a logit that counts is NaN"
         rounds.append((k, a))
@@ -86,6 +90,13 @@ def generate(
         x += tokens[: a + 1].tolist()
         n, tap = n + a + 1, a
     return x[len(prompt) : len(prompt) + count], rounds
+
+
+def _rows_of(program: SpeculativeProgram, buffer: StateBuffer) -> torch.Tensor:
+    """Which cache rows the buffer holds: all of them, but for a shard."""
+    held, shard = int(buffer.type.shape[1]), re.search(r"\.shard_(\d+)", buffer.name)
+    by_rows = shard and program.sharding is not None and program.sharding.way is Way.ROWS
+    return torch.arange(held) + (int(shard[1]) * held if shard and by_rows else 0)
 
 
 def paths(tokens: torch.Tensor, parents: torch.Tensor) -> list[tuple[int, ...]]:

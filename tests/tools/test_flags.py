@@ -49,6 +49,8 @@ CHANGES: dict[str, tuple[Any, str]] = {
     "isa": ("avx2", "ngram"),
     "opset": (13, "ngram"),
     "graph_dtype": ("f16", "ngram"),
+    "kv_shards": ("2", "ngram"),
+    "link_gbps": (100.0, "ngram"),
     "quant": ("int8", "ngram"),
     "quant_rounding": ("mse", "ngram"),
     "kv_cache_dtype": ("f16", "ngram"),
@@ -81,8 +83,10 @@ def test_every_flag_changes_the_request(flag: str) -> None:
         base["drafter"] = "first"
     if flag == "quant_rounding":
         base["quant"] = "int4"
-    if flag in ("opset", "graph_dtype"):
+    if flag in ("opset", "graph_dtype", "kv_shards", "link_gbps"):
         base["device"] = "onnx"
+    if flag == "link_gbps":
+        base["kv_shards"] = "2"
     changed, before = request(**{**base, flag: value}), request(**base)
     assert getattr(changed, flag) != getattr(before, flag)
     assert changed != before

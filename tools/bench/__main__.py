@@ -163,6 +163,38 @@ def loaded(
     return output.EXIT_FAILURE if wrong else output.EXIT_OK
 
 
+@app.command
+def graphs(artifact: Path, /, *, count: int = 40, max_tokens: int = 32, threads: int = 0) -> int:
+    """An artifact of graphs (--device onnx) against the original model, on prompts that are copied.
+
+    Prints JSON: how far the logits of each function are off eager's, tokens with drafts and without. Exit code 1 if
+    tokens differ or logits are too far off.
+
+    Example: python -m bench graphs smol.onnx.specc
+
+    Args:
+        artifact: Directory that `specc compile --device onnx` made.
+        count: Prompts.
+        max_tokens: New tokens of each.
+        threads: Of onnxruntime; 0 takes the physical cores this process may use.
+    """
+    flags.threads(threads)
+    flags.at_least("--count", count, 1)
+    flags.at_least("--max-tokens", max_tokens, 1)
+    from bench.graphs import compare, copying, passed
+    from specc.original import load_original
+
+    progress = TerminalProgress()
+    with Artifact.load(artifact, threads) as loaded:
+        eager = load_original(loaded.manifest, None, progress)
+        ids = copying(loaded, count)
+        found = compare(
+            loaded, eager, ids, max_tokens, lambda n: output.say(f"prompt {n} of {count}")
+        )
+    output.emit(found)
+    return output.EXIT_OK if passed(found) else output.EXIT_FAILURE
+
+
 def _artifacts(named: tuple[str, ...]) -> dict[str, Path]:
     found = {}
     for text in named:

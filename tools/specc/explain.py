@@ -14,6 +14,7 @@ from specc.ir import SpeculativeProgram
 from specc.ir.importers.drafters import DrafterCheckpoint, Kind
 from specc.passes import Pass, Pipeline, pipelines
 from specc.passes.quantise_weights import QuantiseWeights
+from specc.passes.shard_caches import ShardCaches
 from specc.trained import TRAINED
 
 LONGEST_DIFF = 60
@@ -22,11 +23,11 @@ LONGEST_DIFF = 60
 def pipeline_of(method: str, *, every: bool = False) -> Pipeline:
     """The passes of `method` in order, for reading: their options are placeholders.
 
-    `every`: those too that run only where --quant, --draft-vocab-size or --device asks for them.
+    `every`: those too that run only where --quant, --draft-vocab-size, --device or --kv-shards asks for them.
     """
     if every:
         shape = pipelines.Shape(weights=QuantiseWeights(), draft_ids=(0,))
-        return pipelines.as_graphs(_pipeline(method, shape), half=True)
+        return pipelines.as_graphs(_pipeline(method, shape), half=True, shards=ShardCaches(2))
     return _pipeline(method, pipelines.Shape())
 
 

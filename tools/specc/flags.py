@@ -21,6 +21,8 @@ Switch = Annotated[bool, Parameter(negative="")]
 MOST_NODES = 256
 """Of a token tree; ir/trees.py says the same."""
 _LONGEST_TREE = 1 << 16
+MOST_SHARDS = 16
+"""Devices of the largest server that specc knows."""
 
 Isa = Literal["native", "avx2", "avx512"]
 
@@ -106,6 +108,19 @@ def tree(flag: str, text: str) -> int | tuple[tuple[int, ...], ...]:
         ):
             raise wrong
     return tuple(tuple(path) for path in paths)
+
+
+def shards(flag: str, text: str) -> tuple[int, str]:
+    """How many, and by what if that is said: `4`, `rows:4` or `heads:4`."""
+    way, colon, count = text.rpartition(":")
+    ways = ("rows", "heads")
+    if (
+        (colon and way not in ways)
+        or not count.isdecimal()
+        or not 2 <= int(count[:9]) <= MOST_SHARDS
+    ):
+        raise bad_value(flag, f"2 to {MOST_SHARDS}, or rows: or heads: before it", text)
+    return int(count), way
 
 
 def at_least(flag: str, value: float | None, least: float) -> None:

@@ -13,9 +13,11 @@ from specc.calibration import LEAST_TOKENS, Calibration
 from specc.errors import ModelError
 from specc.ir import DynamicTree, StaticTree, Tree
 from specc.ir.importers.source import ImportedModel, load_model
+from specc.ir.sharding import Way
 from specc.passes import Pipeline, pipelines
 from specc.passes.pipelines import Shape
 from specc.passes.quantise_weights import QuantiseWeights
+from specc.passes.shard_caches import ShardCaches
 from specc.progress import Progress
 from specc.request import CompileRequest, draft_lengths
 from specc.trained import TRAINED
@@ -56,9 +58,12 @@ def pipeline_for(request: CompileRequest, imported: ImportedModel, progress: Pro
     choice = _PIPELINES[request.method](request, imported, shape, progress)
     if request.device == "cpu":
         return choice
-    return replace(
-        choice, pipeline=pipelines.as_graphs(choice.pipeline, half=request.graph_dtype == "f16")
-    )
+    shards = None
+    if request.kv_shards is not None:
+        count, way = request.kv_shards
+        shards = ShardCaches(count, Way(way) if way else None)
+    half = request.graph_dtype == "f16"
+    return replace(choice, pipeline=pipelines.as_graphs(choice.pipeline, half=half, shards=shards))
 
 
 def _caches(request: CompileRequest) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from specc import flags, trained
+from specc import flags, servers, trained
 from specc.errors import UsageError
 from specc.trained import TRAINED
 
@@ -58,6 +58,8 @@ class CompileRequest:
     isa: str = "native"
     opset: int = 0
     graph_dtype: str = "f32"
+    kv_shards: tuple[int, str] | None = None
+    link_gbps: float = 0
     quant: str = "none"
     quant_rounding: str = "nearest"
     kv_cache_dtype: str = "auto"
@@ -126,6 +128,7 @@ def check_request(request: CompileRequest) -> None:
     flags.one_of("--quant-rounding", request.quant_rounding, ROUNDINGS)
     flags.one_of("--kv-cache-dtype", request.kv_cache_dtype, KV_CACHE_DTYPES)
     _check_device(request)
+    _check_shards(request)
     if request.quant_rounding != "nearest" and request.quant in ("none", "keep", "bf16"):
         raise flags.conflict(
             f"--quant-rounding has no meaning for --quant {request.quant}", "leave it out, or add --quant int4"
@@ -207,6 +210,10 @@ def _check_device(request: CompileRequest) -> None:
         raise flags.conflict(
             f"--backend {request.backend} has no --device {request.device}", "leave out --backend"
         )
+    if request.tree is not None:
+        raise flags.conflict(
+            f"--device {request.device} has no trees: they are chosen inside of graphs", "leave out --tree"
+        )  # fmt: skip
     if request.quant != "none":
         raise flags.conflict(
             f"--device {request.device} has no quantised weights yet", "leave out --quant"
@@ -215,6 +222,24 @@ def _check_device(request: CompileRequest) -> None:
         raise flags.conflict(
             f"--device {request.device} has no caches of bf16", "choose f32 or f16"
         )
+
+
+def _check_shards(request: CompileRequest) -> None:
+    """Caches on several devices: of one server, where that is known."""
+    kind, _, soc = request.device.partition(":")
+    if request.kv_shards is None:
+        if request.link_gbps:
+            raise flags.conflict(
+                "--link-gbps has no meaning for caches on one device", "leave it out, or add --kv-shards"
+            )  # fmt: skip
+        return
+    if kind == "cpu":
+        raise flags.conflict(
+            "--kv-shards has no meaning for --device cpu", "leave it out, or add --device onnx"
+        )
+    flags.at_least("--link-gbps", request.link_gbps, 0)
+    if kind == ASCEND:
+        servers.check_one_server(soc, request.kv_shards[0])
 
 
 def check_soc(soc: str) -> None:

@@ -61,6 +61,11 @@ Status run_cache_write(const Call& call) {  // cache, x, rows
   return cache_write(*call.in[0], *call.in[1], *call.in[2]);
 }
 
+Status run_cache_write_shard(const Call& call) {  // cache, x, rows; attrs: the shard's first row
+  if (expect("specc.cache_write_shard", call, 3, 0, 1) != kOk) return 1;
+  return cache_write_shard(*call.in[0], *call.in[1], *call.in[2], call.attrs[0]);
+}
+
 // q, k, v, positions, rows, parents, scale f64, softcap f64[, sinks]; attrs: window, whether there are parents (else
 // anything stands in their place).
 Status run_cached_attention(const Call& call) {
@@ -97,6 +102,7 @@ const Builtin kBuiltins[] = {
     {"specc.linear", run_linear},
     {"specc.embedding", run_embedding},
     {"specc.cache_write", run_cache_write},
+    {"specc.cache_write_shard", run_cache_write_shard},
     {"specc.cached_attention", run_cached_attention},
 };
 const int kBuiltinCount = sizeof kBuiltins / sizeof kBuiltins[0];

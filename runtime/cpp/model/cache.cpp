@@ -20,7 +20,10 @@ Status check_rows(const char* what, const Tensor& rows, int64_t count, int64_t c
   return kOk;
 }
 
-Status cache_write(Tensor& cache, const Tensor& x, const Tensor& rows) {
+namespace {
+
+// Rows from `first` on; of a shard, those that are not in it are passed over.
+Status write_rows(Tensor& cache, const Tensor& x, const Tensor& rows, int64_t first, bool shard) {
   const bool half = cache.dtype == SPECC_F16 || cache.dtype == SPECC_BF16;
   const bool as_it_is = half && x.dtype == cache.dtype;  // rounded already, by who computed it
   if ((cache.dtype != SPECC_F32 && !half) || (x.dtype != SPECC_F32 && !as_it_is) || cache.ndim != 3 || x.ndim != 3 ||
@@ -28,11 +31,12 @@ Status cache_write(Tensor& cache, const Tensor& x, const Tensor& rows) {
     return fail("cache_write: x [T, heads, size], f32 or of the cache's type, must fit the cache [heads, rows, size]");
   }
   const int64_t count = x.sizes[0];
-  if (check_rows("cache_write", rows, count, cache.sizes[1]) != kOk) return 1;
+  if (check_rows("cache_write", rows, count, shard ? INT64_MAX : cache.sizes[1]) != kOk) return 1;
   const int64_t size = cache.sizes[2], to_stride = cache.strides[2], from_stride = x.strides[2];
   const bool dense = !half && (size <= 1 || (to_stride == 1 && from_stride == 1));
   for (int64_t t = 0; t < count; t++) {
-    const int64_t row = rows.data<int64_t>()[t * rows.strides[0]];
+    const int64_t row = rows.data<int64_t>()[t * rows.strides[0]] - first;
+    if (shard && (row < 0 || row >= cache.sizes[1])) continue;
     for (int64_t head = 0; head < cache.sizes[0]; head++) {
       const int64_t to = head * cache.strides[0] + row * cache.strides[1];
       const int64_t at = t * x.strides[0] + head * x.strides[1];
@@ -56,6 +60,14 @@ Status cache_write(Tensor& cache, const Tensor& x, const Tensor& rows) {
     }
   }
   return kOk;
+}
+
+}  // namespace
+
+Status cache_write(Tensor& cache, const Tensor& x, const Tensor& rows) { return write_rows(cache, x, rows, 0, false); }
+
+Status cache_write_shard(Tensor& cache, const Tensor& x, const Tensor& rows, int64_t first) {
+  return write_rows(cache, x, rows, first, true);
 }
 
 Status cache_move(Tensor& cache, const Tensor& source, const Tensor& target) {

@@ -8,6 +8,9 @@ namespace specc {
 // cache[:, rows[t], :] := x[t] for x [T, kv heads, head size]. A failed call has written nothing.
 Status cache_write(Tensor& cache, const Tensor& x, const Tensor& rows);
 
+// The same for a shard of the cache, which holds rows `first` and on: those that lie elsewhere are passed over.
+Status cache_write_shard(Tensor& cache, const Tensor& x, const Tensor& rows, int64_t first);
+
 // cache[:, target[i], :] := cache[:, source[i], :] as it was before the call.
 Status cache_move(Tensor& cache, const Tensor& source, const Tensor& target);
 

@@ -119,14 +119,16 @@ Status run_pad_rows(const Call& call) {  // x; attrs: count
   return made ? kOk : 1;
 }
 
-Status run_masks(const Call& call) {  // positions, rows[, parents]; attrs: window, cache rows
-  if (expect("specc.masks", call, call.n_in == 3 ? 3 : 2, 2, 2) != kOk) return 1;
+Status run_masks(const Call& call) {  // positions, rows[, parents]; attrs: window, cache rows[, the first of them]
+  if (expect("specc.masks", call, call.n_in == 3 ? 3 : 2, 2, call.n_attrs == 3 ? 3 : 2) != kOk) return 1;
   for (int32_t i = 0; i < call.n_in; i++) {
     if (expect_tensor("specc.masks", call.in[i], SPECC_I64, call.in[0]->numel()) != kOk) return 1;
   }
   constexpr float kHidden = -1e30F;  // finite: halves of it may still be added
   if (call.in[0]->numel() < 1) return fail("specc.masks: no rows");
   const int64_t count = call.in[0]->numel(), window = call.attrs[0], length = call.attrs[1];
+  const bool shard = call.n_attrs == 3;  // of caches that lie on several devices
+  const int64_t from = shard ? call.attrs[2] : 0;
   const int64_t* positions = call.in[0]->data<int64_t>();
   const int64_t* rows = call.in[1]->data<int64_t>();
   const int64_t* parents = call.n_in == 3 ? call.in[2]->data<int64_t>() : nullptr;
@@ -140,7 +142,7 @@ Status run_masks(const Call& call) {  // positions, rows[, parents]; attrs: wind
   std::vector<std::vector<int64_t>> seen(static_cast<size_t>(count));
   for (int64_t t = 0; t < count; t++) {
     const int64_t parent = parents == nullptr ? -1 : parents[t];
-    if (positions[t] < 0 || positions[t] > rows[t] || rows[t] >= length || parent < -1 || parent >= t) {
+    if (positions[t] < 0 || positions[t] > rows[t] || (!shard && rows[t] >= length) || parent < -1 || parent >= t) {
       return fail("specc.masks: row %ld: position %ld, cache row %ld, parent %ld", (long)t, (long)positions[t],
                   (long)rows[t], (long)parent);
     }
@@ -156,8 +158,9 @@ Status run_masks(const Call& call) {  // positions, rows[, parents]; attrs: wind
       const bool within = *lowest <= mine[i] && mine[i] <= *highest;
       const int64_t* const own = within ? std::find(rows, rows + count, mine[i]) : rows + count;  // the first of equals
       if (own == rows + count) {
-        call.out[0]->data<float>()[t * length + mine[i]] = 0;
-      } else {
+        const int64_t at = mine[i] - from;
+        if (at >= 0 && at < length) call.out[0]->data<float>()[t * length + at] = 0;
+      } else if (from == 0) {  // new rows are seen by one shard, the first
         call.out[1]->data<float>()[t * count + (own - rows)] = 0;
       }
     }

@@ -46,6 +46,8 @@ def main(
     isa: Annotated[Isa, _GROUPED["target"]] = "native",
     opset: Annotated[int, _GROUPED["target"]] = 0,
     graph_dtype: Annotated[str, _GROUPED["target"]] = "f32",
+    kv_shards: Annotated[str | None, _GROUPED["target"]] = None,
+    link_gbps: Annotated[float, _GROUPED["target"]] = 0,
     quant: Annotated[str, _GROUPED["target"]] = "none",
     quant_rounding: Annotated[str, _GROUPED["target"]] = "nearest",
     kv_cache_dtype: Annotated[str, _GROUPED["target"]] = "auto",
@@ -87,6 +89,9 @@ def main(
         isa: CPU instructions that the code may use; native takes this machine's.
         opset: Of ONNX models, 11 to 18; left out, 15.
         graph_dtype: Of products in ONNX models, f32 or f16; norms, softmax and logits stay f32.
+        kv_shards: Devices that the target's caches lie on, as in 4: each holds some heads of keys, or rows:4 some
+            positions; left without a word, the way that moves fewer bytes. For onnx they are all this machine.
+        link_gbps: Gigabits a second that a device receives of the others: `inspect` then says how long exchanges take.
         quant: Weights' form: none is float32; int8; int4 (embedding and head in 8 bits); keep, a GGUF's own blocks
             of Q4_0, Q4_1 or Q8_0; bf16; or an encoding such as q4g64 or q4mg128.
         quant_rounding: nearest, or mse: scales of least squared error.
@@ -105,7 +110,7 @@ def main(
         tree=tree, draft_layers=draft_layers, depths=depths, draft_vocab_size=draft_vocab_size,
         host_drafter=host_drafter,
         drafter_options=drafter_options, calibration=calibration, device=device, backend=backend, isa=isa, opset=opset,
-        graph_dtype=graph_dtype, quant=quant,
+        graph_dtype=graph_dtype, kv_shards=kv_shards, link_gbps=link_gbps, quant=quant,
         quant_rounding=quant_rounding, kv_cache_dtype=kv_cache_dtype, max_model_len=max_model_len,
         prefill_chunk=prefill_chunk,
         output=artifact, force=force,
@@ -154,6 +159,8 @@ def request_of(
     isa: Isa,
     opset: int,
     graph_dtype: str,
+    kv_shards: str | None,
+    link_gbps: float,
     quant: str,
     quant_rounding: str,
     kv_cache_dtype: str,
@@ -165,7 +172,8 @@ def request_of(
     """The request, or a UsageError."""
     request = CompileRequest(
         model=model, method=method, drafter=drafter, device=device, backend=backend, isa=isa,
-        opset=opset, graph_dtype=graph_dtype, quant=quant, quant_rounding=quant_rounding, kv_cache_dtype=kv_cache_dtype,
+        opset=opset, graph_dtype=graph_dtype, link_gbps=link_gbps, quant=quant, quant_rounding=quant_rounding,
+        kv_shards=None if kv_shards is None else flags.shards("--kv-shards", kv_shards), kv_cache_dtype=kv_cache_dtype,
         max_model_len=max_model_len, prefill_chunk=prefill_chunk, output=output, calibration=calibration, force=force,
         draft_vocab_size=draft_vocab_size, host_drafter=host_drafter,
         num_speculative_tokens=_draft_lengths(num_speculative_tokens),
@@ -188,6 +196,8 @@ def summary(manifest: Manifest) -> str:
     weights = f"weights {' '.join(manifest.reduced)}, " if manifest.reduced else ""
     graphs = manifest.graphs
     runs = "" if graphs is None else f"{graphs.format} opset {graphs.opset} ({graphs.state}), "
+    if graphs is not None and graphs.shards is not None:
+        runs += f"caches on {graphs.shards.count} devices by {graphs.shards.way}, "
     made = f"{weights}{runs}{manifest.device.isa}, {size}"
     return f"method {manifest.method}, K {ks}, {lossless}, {made}"
 
@@ -203,7 +213,7 @@ def described(manifest: Manifest) -> dict[str, object]:
         "backend": manifest.backend,
         "device": vars(manifest.device),
         "max_model_len": manifest.model.max_model_len,
-        "graphs": None if manifest.graphs is None else vars(manifest.graphs),
+        "graphs": None if manifest.graphs is None else asdict(manifest.graphs),
         "bytes": total_bytes(manifest),
     }
 

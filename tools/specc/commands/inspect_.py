@@ -14,6 +14,7 @@ from specc.commands.compile_ import described
 from specc.flags import Json, Switch
 from specc.progress import human_bytes
 from specc.runtime import Manifest
+from specc.runtime.graph_facts import Shards
 
 OVERHEAD = 60_000_000
 """Bytes that the process, the engine and its scratch may take beside weights and state."""
@@ -161,6 +162,8 @@ def render(manifest: Manifest, facts: dict[str, Any], *, memory: bool) -> str:
             5,
             ("graphs", f"{len(g.files)}, {g.format} opset {g.opset}, {g.dtype}, {g.state}, {seen}"),
         )
+        if g.shards is not None:
+            rows[6:6] = zip(("shards", "", ""), _shards(g.shards), strict=True)
     if d.layers:
         rows.insert(4, ("draft layers", " ".join(map(str, d.layers))))
     if d.depths:
@@ -173,6 +176,23 @@ def render(manifest: Manifest, facts: dict[str, Any], *, memory: bool) -> str:
         lines += [f"  {k:<11} {_short(v)}" for k, v in manifest.provenance.items()]
     lines += [f"PROBLEM: {p}" for p in facts["problems"]]
     return "\n".join(lines)
+
+
+def _shards(shards: Shards) -> list[str]:
+    """What was chosen, and what each way costs a device for one new token."""
+    lines = [
+        f"{shards.count} devices, by {shards.way}; of a call of one token each device, at full context:"
+    ]
+    for cost in shards.costs:
+        if cost.refused:
+            lines.append(f"by {cost.way}: not possible, {cost.refused}")
+            continue
+        time = "" if cost.link_microseconds is None else f" in {cost.link_microseconds:.1f} us"
+        lines.append(
+            f"by {cost.way}: receives {human_bytes(cost.bytes_received)}{time} in {cost.exchanges} exchanges, reads "
+            f"{human_bytes(cost.cache_bytes)} of caches, {cost.multiply_adds / 1e6:.2f} M multiply-adds of attention"
+        )
+    return lines
 
 
 def _lengths(manifest: Manifest) -> str:

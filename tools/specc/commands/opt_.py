@@ -40,6 +40,7 @@ def main(
     max_model_len: int | None = None,
     prefill_chunk: int = 64,
     device: str = "cpu",
+    kv_shards: str | None = None,
     print_after: str | None = None,
     stop_after: str | None = None,
     explain: str | None = None,
@@ -74,6 +75,7 @@ def main(
         max_model_len: As for compile.
         prefill_chunk: As for compile.
         device: As for compile: onnx and ascend:SOC have passes of their own.
+        kv_shards: As for compile.
         print_after: Print the program as it is after this pass.
         stop_after: Run the passes up to this one.
         explain: Say what this pass does, and what it changed in MODEL.
@@ -107,7 +109,7 @@ def main(
         model, method=method, drafter=drafter, num_speculative_tokens=num_speculative_tokens,
         tree=tree, draft_layers=draft_layers, depths=depths, drafter_options=drafter_options,
         calibration=calibration, device=device, backend="inductor", isa="native", opset=0,
-        graph_dtype="f32",
+        graph_dtype="f32", kv_shards=kv_shards, link_gbps=0,
         quant=quant, quant_rounding=quant_rounding, kv_cache_dtype=kv_cache_dtype,
         draft_vocab_size=draft_vocab_size, host_drafter=host_drafter,
         max_model_len=max_model_len, prefill_chunk=prefill_chunk, output=Path("unused"),

@@ -1,0 +1,79 @@
+"""What a manifest says of graphs that onnxruntime or a device runs, and of caches that lie on several devices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from specc.runtime.fields import Field
+
+
+@dataclass(frozen=True)
+class ShardCost:
+    """What one way to cut caches costs each device in a call of one new token, as `ir/sharding.py` says.
+
+    `link_microseconds` is None where nobody told the speed of the links.
+    """
+
+    way: str
+    exchanges: int
+    bytes_received: int
+    cache_bytes: int
+    multiply_adds: int
+    refused: str
+    link_microseconds: float | None
+
+    @classmethod
+    def read(cls, at: Field) -> ShardCost:
+        """Of the manifest."""
+        time = at.get("link_microseconds")
+        return cls(
+            at["way"].string(), at["exchanges"].integer(0), at["bytes_received"].integer(0),
+            at["cache_bytes"].integer(0), at["multiply_adds"].integer(0), at["refused"].string(),
+            None if time.value is None else time.number(0),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Shards:
+    """The target's caches lie on `count` devices, cut by rows or by heads; `costs` is of both ways."""
+
+    count: int
+    way: str
+    costs: tuple[ShardCost, ...]
+
+    @classmethod
+    def read(cls, at: Field) -> Shards | None:
+        """Of the manifest, where there are any."""
+        if at.value is None:
+            return None
+        costs = tuple(map(ShardCost.read, at["costs"].items()))
+        return cls(at["count"].integer(2), at["way"].string(), costs)
+
+
+@dataclass(frozen=True)
+class Graphs:
+    """Graphs that onnxruntime or a device runs. `files`: the model of each.
+
+    `state`: onnx-only, or om where CANN compiled them. `verified_on_npu`: whether anyone saw them run on one.
+    """
+
+    format: str
+    opset: int
+    state: str
+    verified_on_npu: bool
+    files: Mapping[str, str]
+    dtype: str = "f32"
+    shards: Shards | None = None
+
+    @classmethod
+    def read(cls, at: Field) -> Graphs | None:
+        """Of the manifest, where there are any."""
+        if at.value is None:
+            return None
+        files = {name: item["file"].inner_path() for name, item in at["functions"].entries()}
+        return cls(
+            at["format"].string(), at["opset"].integer(1), at["state"].string(),
+            at["verified_on_npu"].boolean(), files, at.get("dtype").string(default="f32"),
+            Shards.read(at.get("shards")),
+        )  # fmt: skip

@@ -1,0 +1,49 @@
+"""Trained drafters as graphs: legal by the table and run by onnxruntime, or refused by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import pytest
+
+from specc.backends.onnx import table
+from specc.errors import PassError
+from specc.ir import SpeculativeProgram
+from specc.ir.importers.drafters import Target, load_drafter
+from specc.passes import pipelines
+from specc.request import GRAPH_METHODS
+from tests.backends.test_onnx import _emitted, _played
+from tests.passes.driver import generate
+from tests.passes.test_trained_drafters import DRAFTERS, PROMPT, SHAPE, target
+
+GRAPHS = sorted(name for name in DRAFTERS if name.split("-")[0] in GRAPH_METHODS)
+OTHERS = sorted(set(DRAFTERS) - set(GRAPHS))
+
+
+def _pipeline(name: str, folder: Path) -> tuple[pipelines.Pipeline, SpeculativeProgram]:
+    model, program = target()
+    checkpoint = load_drafter(DRAFTERS[name](folder / "drafter", model), Target.of(program))
+    return pipelines.trained(SHAPE, checkpoint.spec.kind, checkpoint), program
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_drafts_are_the_same(name: str, tmp_path: Path) -> None:
+    pipeline, imported = _pipeline(name, tmp_path)
+    graphs = pipelines.as_graphs(pipeline)(imported)
+    (tmp_path / "graphs").mkdir()
+    files, _ = _emitted(graphs, tmp_path / "graphs")
+    assert any(f.startswith(("propose", "draft", "extend")) for f in files), "drafting is a graph"
+    for file in files.values():
+        model = onnx.load(file, load_external_data=False)
+        assert [o.version for o in model.opset_import] == [15]
+        assert not [w for n in model.graph.node if (w := table.refusal(n.op_type, 15))]
+    want = generate(pipeline(imported), PROMPT, 6, [4, 2, 0])
+    assert generate(_played(graphs, files), PROMPT, 6, [4, 2, 0], poison=1e3) == want
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_chooses_tokens_inside_is_refused(name: str, tmp_path: Path) -> None:
+    pipeline, imported = _pipeline(name, tmp_path)
+    with pytest.raises(PassError, match=r"SPECC-E0371.*propose_\d is no graph for a device"):
+        pipelines.as_graphs(pipeline)(imported)
