@@ -98,6 +98,31 @@ def test_a_drafter_that_is_the_target_is_always_right(
         assert found.stats.accepted_tokens == found.stats.draft_tokens > 0
 
 
+def test_products_of_halves(tiny_model: Path, without_cann: Path, tmp_path: Path) -> None:
+    """Halves have 11 bits: logits near those of singles, and the same tokens with drafts and without."""
+    half = compiled(
+        tiny_model, tmp_path / "half.specc", "ngram", device="onnx", graph_dtype="f16",
+        prefill_chunk=4,
+    )  # fmt: skip
+    found = []
+    for path in (without_cann, half):
+        with Artifact.load(path) as engine, engine.session() as session:
+            session.append(PROMPT)
+            place = [len(PROMPT) - 1, len(PROMPT), len(PROMPT) + 1]
+            inputs = {"tokens": [21, 3, 4], "positions": place, "rows": place}
+            found.append(torch.tensor(session.run("verify_2", inputs).tolist()))
+    torch.testing.assert_close(found[1], found[0], rtol=0, atol=0.05)
+    assert not torch.equal(found[1], found[0]), "products are of halves"
+    with Artifact.load(half) as engine:
+        assert engine.manifest.approximations == ("f16 products", "f16 caches")
+        said = {
+            k: engine.generate(PROMPT, max_tokens=NEW, num_speculative_tokens=k, ignore_eos=True)
+            for k in (0, 2, 4, -1)
+        }
+    assert len({said[k].token_ids for k in said}) == 1
+    assert said[4].stats.accepted_tokens > 0
+
+
 def test_the_manifest_says_what_was_seen(without_cann: Path, with_fake_cann: Path) -> None:
     graphs = Manifest.read(without_cann).graphs
     assert graphs is not None

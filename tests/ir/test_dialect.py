@@ -202,6 +202,11 @@ CASES: dict[str, tuple[object, ...]] = {
         torch.tensor([2, 4]), torch.tensor([-1, 0]), 1.0, 0, 0.0, None,
     ),
     "cache_write": (torch.zeros(2, 5, 8), torch.ones(3, 2, 8), torch.tensor([1, 2, 4])),
+    "cache_write_shard": (torch.zeros(2, 3, 8), torch.ones(3, 2, 8), torch.tensor([1, 2, 4]), 2),
+    "masked_attention": (
+        torch.ones(2, 4, 8), torch.ones(2, 5, 8), torch.ones(2, 5, 6), torch.ones(2, 2, 8),
+        torch.ones(2, 2, 6), torch.zeros(2, 5), torch.zeros(2, 2), 1.0, 0.0, None,
+    ),
     "cache_move": (torch.randn(2, 5, 8), torch.tensor([4, 3]), torch.tensor([3, 1])),
     "cache_copy": (torch.ones(2, 3), torch.zeros(4, 3)),
     "positions": (torch.tensor([3, 5]), 2, -1),

@@ -147,6 +147,20 @@ def test_cache_write(model, rng):
     assert bits(cache) == bits(want)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_a_shard_takes_its_own_rows(model, rng, dtype):
+    """Rows before and behind it are another's; a negative one is nobody's."""
+    cache, rows = normal(rng, 3, 4, 5).astype(dtype), normal(rng, 4, 3, 5).astype(dtype)
+    want = cache.copy()
+    want[:, [3, 0]] = rows[1:3].transpose(1, 0, 2)
+    model.run("specc.cache_write_shard", cache, rows, np.array([5, 9, 6, 10]), attrs=[6], outputs=0)
+    assert bits(cache) == bits(want)
+    with pytest.raises(KernelError, match="row -1 is outside"):
+        model.run(
+            "specc.cache_write_shard", cache, rows, np.array([6, -1, 7, 8]), attrs=[6], outputs=0
+        )
+
+
 # plan built-ins
 
 
@@ -179,6 +193,15 @@ def test_masks_are_the_dialects(model, window, tree):
     found = model.run("specc.masks", positions, rows, *more, attrs=[window, 12], outputs=2)
     tensors = [torch.from_numpy(a) for a in (positions, rows, *more)]
     want = ops.masks(*tensors, *([] if tree else [None]), window, 12)
+    assert [bits(a) for a in found] == [bits(b.numpy()) for b in want]
+
+
+@pytest.mark.parametrize("first", [0, 4, 8])
+@pytest.mark.parametrize("window", [0, 3])
+def test_masks_of_a_shard_are_the_dialects(model, window, first):
+    positions, rows = np.array([7, 8, 8]), np.array([9, 10, 10])
+    found = model.run("specc.masks", positions, rows, attrs=[window, 4, first], outputs=2)
+    want = ops.masks(torch.from_numpy(positions), torch.from_numpy(rows), None, window, 4, first)
     assert [bits(a) for a in found] == [bits(b.numpy()) for b in want]
 
 
