@@ -58,7 +58,7 @@ class Artifact:
         self._free = weakref.finalize(self, library.specc_artifact_free, handle)
         self._runner: GraphRunner | None = None
         if manifest.graphs is not None and not device_runs(path):
-            require_onnxruntime(path)
+            require_onnxruntime(path, manifest.graphs)
             self._runner = runner_for(path, manifest, self.threads)
 
     @classmethod

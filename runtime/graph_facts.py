@@ -55,7 +55,8 @@ class Shards:
 class Graphs:
     """Graphs that onnxruntime or a device runs. `files`: the model of each.
 
-    `state`: onnx-only, or om where CANN compiled them. `verified_on_npu`: whether anyone saw them run on one.
+    `state`: onnx-only, or om where CANN compiled them. `verified_on_npu`: whether anyone saw them run on one. `soc`: the chip
+    that they are for, empty for whatever runs ONNX.
     """
 
     format: str
@@ -65,6 +66,7 @@ class Graphs:
     files: Mapping[str, str]
     dtype: str = "f32"
     shards: Shards | None = None
+    soc: str = ""
 
     @classmethod
     def read(cls, at: Field) -> Graphs | None:
@@ -75,5 +77,5 @@ class Graphs:
         return cls(
             at["format"].string(), at["opset"].integer(1), at["state"].string(),
             at["verified_on_npu"].boolean(), files, at.get("dtype").string(default="f32"),
-            Shards.read(at.get("shards")),
+            Shards.read(at.get("shards")), at.get("soc").string(default=""),
         )  # fmt: skip

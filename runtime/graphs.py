@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes as c
+import os
 import threading
 import weakref
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 from specc.errors import ArtifactError
 from specc.runtime import native
+from specc.runtime.graph_facts import Graphs
 from specc.runtime.manifest import Manifest
 
 LIBRARY = "model.so"
@@ -131,8 +133,15 @@ def _view(at: Any, type_: str, shape: tuple[int, ...], *, whole: bool) -> Any:
     return array.astype(np.int32) if whole and type_ == "tensor(int32)" else array
 
 
-def require_onnxruntime(path: Path) -> None:
-    """Raise ArtifactError (SPECC-E0509) if it is not installed."""
+def require_onnxruntime(path: Path, graphs: Graphs) -> None:
+    """Raise ArtifactError (SPECC-E0509) if it is not installed; E0512 where several NPUs would have to run `graphs`."""
+    unasked = os.environ.get("SPECC_EXECUTOR") != "onnxruntime"
+    if graphs.soc and graphs.shards is not None and unasked:
+        raise ArtifactError(
+            "SPECC-E0512", "no runtime plays caches on several NPUs yet", where=str(path),
+            found=f"{graphs.shards.count} devices of {graphs.soc}",
+            cure="set SPECC_EXECUTOR=onnxruntime to run all shards on the CPU, or compile without --kv-shards",
+        )  # fmt: skip
     try:
         import onnxruntime  # noqa: F401
     except ImportError as error:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from specc.cli import main
-from specc.errors import UsageError
+from specc.errors import ArtifactError, UsageError
 from specc.request import CompileRequest, check_request
 from specc.runtime import Artifact, Manifest
 from tests.backends.test_onnx_engine import NEW, PROMPT, wanted
@@ -72,6 +72,25 @@ def test_logits_are_those_of_one_device(name: str, engines: dict[str, Artifact])
                 found.append(torch.tensor(session.run("verify_2", inputs).tolist()))
     whole, sharded = torch.stack(found[:4]), torch.stack(found[4:])
     torch.testing.assert_close(sharded, whole, rtol=0, atol=1e-5)
+
+
+def test_nothing_runs_on_several_npus(
+    tiny_model: Path, tmp_path: Path, wanted: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Graphs for each NPU are made, and the CPU runs them where that is asked for."""
+    for name in ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    path = compiled(
+        tiny_model, tmp_path / "npu.specc", "ngram", device="ascend:Ascend910B3", kv_shards=(2, ""),
+        prefill_chunk=4,
+    )  # fmt: skip
+    assert "verify_2.attend_3" in (path / "build_om.sh").read_text()
+    with pytest.raises(ArtifactError, match="SPECC-E0512"):
+        Artifact.load(path)
+    monkeypatch.setenv("SPECC_EXECUTOR", "onnxruntime")
+    with Artifact.load(path) as engine:
+        found = engine.generate(PROMPT, max_tokens=NEW, num_speculative_tokens=4, ignore_eos=True)
+    assert list(found.token_ids) == wanted
 
 
 def test_costs_are_told(engines: dict[str, Artifact], capsys: pytest.CaptureFixture[str]) -> None:
