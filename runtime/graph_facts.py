@@ -55,8 +55,8 @@ class Shards:
 class Graphs:
     """Graphs that onnxruntime or a device runs. `files`: the model of each.
 
-    `state`: onnx-only, or om where CANN compiled them. `verified_on_npu`: whether anyone saw them run on one. `soc`: the chip
-    that they are for, empty for whatever runs ONNX.
+    `state`: onnx-only, or om where CANN compiled them. `verified_on_npu`: whether anyone saw them run on one.
+    `soc`: the chip that they are for, empty for whatever runs ONNX.
     """
 
     format: str
