@@ -99,7 +99,7 @@ class Cut:
 
     def _columns_of(self, joined: fx.Node, rank: int) -> fx.Node:
         """One device's heads of each of the rows [T, 1, w] that lie side by side."""
-        sides = joined.args[0] if joined.target is aten.cat.default else [joined]
+        sides: Any = joined.args[0] if joined.target is aten.cat.default else [joined]
         with self.graph.inserting_before(output_of(self.graph)):
             mine = [self.share(side, 2, rank) for side in sides]
             return (
@@ -130,12 +130,13 @@ class Cut:
         """A join of rows from several parts, part by part: else the last would be handed all of them."""
         if joined.target is not aten.cat.default:
             return joined
-        sides, dim = joined.args
+        args: Any = joined.args
+        sides, dim = args
         whole: fx.Node | None = None
         with self.graph.inserting_before(output_of(self.graph)):
             for level in range(self.level[joined] + 1):
                 # (In the order of columns, which is that of layers.)
-                here = [s for s in sides if self.level[s] == level]  # type: ignore[union-attr,index]
+                here = [s for s in sides if self.level[s] == level]
                 both = here if whole is None else [whole, *here]
                 if len(both) > 1:
                     whole = self.graph.call_function(aten.cat.default, (both, dim))
@@ -143,7 +144,7 @@ class Cut:
                 elif both:
                     whole = both[0]
         assert whole is not None
-        order = [self.level[s] for s in sides]  # type: ignore[union-attr,index]
+        order = [self.level[s] for s in sides]
         return whole if order == sorted(order) else joined
 
     def _parts(self) -> list[Part]:
