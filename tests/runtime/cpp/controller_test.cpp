@@ -76,6 +76,35 @@ void check_gives_up(const World& world, double most) {
   CHECK_NOTE(lost / kSeeds < most, std::to_string(lost / kSeeds));
 }
 
+// Where costs are known and no draft is ever right, a text of any length takes at most 2% longer than without drafts,
+// and a quarter of a round.
+void check_loses_little(const World& world) {
+  RoundCosts costs(world.lengths.size());
+  for (size_t i = 0; i < world.lengths.size(); ++i) costs.publish(i, world.seconds[i]);
+  LengthController controller(world.lengths, &costs);
+  double seconds = 0;
+  for (int tokens = 1; tokens <= 5000; ++tokens) {
+    const size_t index = controller.choose();
+    controller.observe(index, 0, world.seconds[index]);
+    seconds += world.seconds[index];
+    CHECK_NOTE(seconds <= 1.02 * tokens + 0.25, std::to_string(tokens) + ": " + std::to_string(seconds));
+  }
+}
+
+// ... and where every draft is right, only the first rounds are short.
+void check_saves_at_once(const World& world) {
+  RoundCosts costs(world.lengths.size());
+  for (size_t i = 0; i < world.lengths.size(); ++i) costs.publish(i, world.seconds[i]);
+  LengthController controller(world.lengths, &costs);
+  int64_t tokens = 0;
+  for (int round = 0; round < 6; ++round) {
+    const size_t index = controller.choose();
+    controller.observe(index, static_cast<size_t>(world.lengths[index]), world.seconds[index]);
+    tokens += world.lengths[index] + 1;
+  }
+  CHECK_NOTE(tokens >= 25, std::to_string(tokens));
+}
+
 // A server of short requests: what one session paid for, the next knows.
 void check_starts_from_shared_costs() {
   RoundCosts costs(3);
@@ -154,7 +183,7 @@ void check_sixteen_is_worth_having(const std::vector<double>& seconds) {
   for (const double acceptance : {0.0, 0.1, 0.3, 0.6}) {
     const Spent more = spend({with, seconds, acceptance}, 128), less = spend({without, seconds, acceptance}, 128);
     CHECK_NOTE(more.first < less.first + seconds[4], std::to_string(more.first - less.first));
-    CHECK_NOTE(more.later < 1.01 * less.later, std::to_string(more.later / less.later));
+    CHECK_NOTE(more.later < 1.02 * less.later, std::to_string(more.later / less.later));
   }
   const Spent more = spend({with, seconds, 1}, 512), less = spend({without, seconds, 1}, 512);
   CHECK_NOTE(more.later < 0.95 * less.later, std::to_string(more.later / less.later));
@@ -173,6 +202,13 @@ void controller_test() {
   LengthController alone({0});
   CHECK_EQ(alone.choose(), 0u);
   alone.observe(0, 0, 1.0);
+
+  const std::vector<double> int8{1.0, 1.09, 1.26, 1.89, 3.0}, int4{1.0, 1.11, 1.29, 2.17, 4.0};  // 1, 3, 5, 9, 17 rows
+  for (const auto& seconds : {int8, int4}) {
+    check_loses_little({{0, 2, 4, 8, 16}, seconds, 0});
+    check_saves_at_once({{0, 2, 4, 8, 16}, seconds, 1});
+  }
+  check_loses_little({{0, 3}, {1.0, 9.0}, 0});  // a tree of many rows
 
   check_starts_from_shared_costs();
 

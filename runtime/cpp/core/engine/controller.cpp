@@ -16,6 +16,10 @@ constexpr double kGainToLengthen = 1.05, kGainToShorten = 1.01;
 constexpr uint64_t kFirstProbe = 16, kSoonProbe = 4, kLastProbe = 512;
 constexpr double kProbeShare = 0.015;  // of the time, for probes expected to lose, and what they catch up on
 
+// What drafting may lose against plain decoding, in rounds without drafts: a share of the tokens, a little at once so
+// that the first rounds may try, and of what was saved before.
+constexpr double kLossShare = 0.01, kFirstLoss = 0.25, kMostSaved = 32, kMostOwed = 4;
+
 constexpr double kDepthStep = 0.05;
 constexpr double kShallower = 0.85, kDeeper = 0.60;
 constexpr uint64_t kDepthDwell = 20;
@@ -29,6 +33,7 @@ LengthController::LengthController(std::vector<int64_t> lengths, RoundCosts* sha
       shared_(shared),
       acceptance_(static_cast<size_t>(lengths_.back()), kPriorAcceptance),
       acceptance_seen_(acceptance_.size(), 0),
+      saved_(kFirstLoss),
       probe_interval_(kFirstProbe),
       rounds_to_probe_(kFirstProbe),
       probing_(kNotProbing) {
@@ -45,12 +50,14 @@ size_t LengthController::choose() {
       if (arms_[first].rounds < kTries && arms_[first].rounds <= arms_[1 - first].rounds) return current_ = first;
     }
     settle(1, 1);
-    return current_;
+    return affordable(current_);
   }
   if (rounds_to_probe_ > 0) --rounds_to_probe_;
   probe_allowance_ += kProbeShare;
   const size_t next = next_to_probe();
-  if (rounds_to_probe_ > 0 || cost_of_probe(next) > probe_allowance_) return current_;
+  if (rounds_to_probe_ > 0 || cost_of_probe(next) > probe_allowance_ || affordable(next) != next) {
+    return affordable(current_);
+  }
   probe_allowance_ -= cost_of_probe(next);
   probing_ = next_probe_ = next;
   rounds_to_probe_ = probe_interval_;
@@ -62,10 +69,17 @@ size_t LengthController::next_to_probe() const {
   return next == current_ ? (next + 1) % arms_.size() : next;
 }
 
-// What a round of this arm is expected to lose, in rounds of the current one. Verification of K+1 rows costs at most as
-// much as K+1 rounds: a measurement beyond was interrupted.
+// The longest draft up to this one that could be refused as a whole without losing more than is allowed.
+size_t LengthController::affordable(size_t index) const {
+  while (index > 0 && seconds(index) / seconds(0) - 1 > saved_) --index;
+  return index;
+}
+
+// What a round of this arm is expected to lose, in rounds of the current one. One that was measured once may have been
+// interrupted, and is taken to cost as much as its tokens one by one.
 double LengthController::cost_of_probe(size_t index) const {
   const double excess = seconds(index) / seconds(current_) - expected_tokens(index) / expected_tokens(current_);
+  if (arms_[index].rounds >= kTries) return std::max(excess, 0.0);
   return std::clamp(excess, 0.0, static_cast<double>(lengths_[index] + 1));
 }
 
@@ -73,6 +87,7 @@ void LengthController::observe(size_t index, size_t accepted, double seconds, do
   learn_acceptance(static_cast<size_t>(lengths_[index]), accepted);
   learn_cost(index, seconds);
   if (arms_.size() == 1) return;
+  account(index, accepted, catch_up_seconds);
   if (++rounds_ <= kFirstRounds) return;
   const size_t before = current_;
   if (index == probing_) probe_allowance_ -= catch_up_seconds / this->seconds(current_);
@@ -85,6 +100,14 @@ void LengthController::observe(size_t index, size_t accepted, double seconds, do
     schedule_probe(static_cast<double>(accepted + 1) > rate(current_) * seconds);
   }
   probing_ = kNotProbing;
+}
+
+// The first round of a length is no measure of the next ones, and is paid for once for all texts.
+void LengthController::account(size_t index, size_t accepted, double catch_up_seconds) {
+  const double plain = seconds(0);
+  const double cost = arms_[index].rounds < kTries ? 1 : seconds(index) / plain;
+  saved_ += static_cast<double>(accepted + 1) * (1 + kLossShare) - cost - catch_up_seconds / plain;
+  saved_ = std::clamp(saved_, -kMostOwed, kMostSaved);
 }
 
 // A probe that went well is repeated soon, since one round proves little; one that did not makes the next one rarer.

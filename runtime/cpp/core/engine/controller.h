@@ -19,6 +19,10 @@ namespace specc {
 // paid for. Later, trying what seems to lose may cost a fixed small share of the time. Catching a drafter up costs more
 // the longer it was left out, and is charged to that share once it was done: where it costs a larger share s of the
 // time it spans, each probe waits about s / kProbeShare times as long as the one before.
+//
+// An account is kept of what drafts saved and cost against plain decoding. A draft is as long as the account could bear
+// if none of it were accepted, so a text where drafts only lose takes a fixed small share longer than without them, not
+// more, however short it is.
 class LengthController {
  public:
   // lengths: ascending, begins with 0. shared: begin with these costs and publish what is learnt; may be null.
@@ -37,6 +41,8 @@ class LengthController {
  private:
   double seconds(size_t index) const;
   double cost_of_probe(size_t index) const;
+  size_t affordable(size_t index) const;
+  void account(size_t index, size_t accepted, double catch_up_seconds);
   size_t next_to_probe() const;
   void learn_acceptance(size_t length, size_t accepted);
   void learn_cost(size_t index, double seconds);
@@ -51,6 +57,7 @@ class LengthController {
   size_t current_ = 0;
   uint64_t rounds_ = 0;
   uint64_t rounds_in_arm_ = 0;
+  double saved_;  // against plain decoding, and what may still be lost; in rounds without drafts
   uint64_t probe_interval_, rounds_to_probe_;
   double probe_allowance_ = 0;  // in rounds of the current length; below 0 after a probe that cost more
   size_t next_probe_ = 0;
