@@ -40,6 +40,7 @@ def infer_types(graph: fx.Graph, where: str = "") -> None:
 
 def _shapes(graph: fx.Graph, rows: int, positions: int, where: str) -> dict[fx.Node, Any]:
     values: dict[fx.Node, Any] = {}
+    made: dict[Any, Any] = {}  # layers are alike: an operation on the same types is evaluated once
     with FakeTensorMode(allow_non_fake_inputs=True):
         for node in graph.nodes:
             if node.op in ("placeholder", "get_attr"):
@@ -50,8 +51,11 @@ def _shapes(graph: fx.Graph, rows: int, positions: int, where: str) -> dict[fx.N
                 target: Callable[..., Any] = node.target
                 args = fx.map_arg(node.args, values.__getitem__)
                 kwargs = fx.map_arg(node.kwargs, values.__getitem__)
+                key = (target, _key(args), _key(kwargs))
                 try:
-                    values[node] = target(*args, **kwargs)
+                    if key not in made:
+                        made[key] = target(*args, **kwargs)
+                    values[node] = made[key]
                 except Exception as error:
                     raise InvalidProgramError(
                         "SPECC-E0301",
@@ -60,6 +64,19 @@ def _shapes(graph: fx.Graph, rows: int, positions: int, where: str) -> dict[fx.N
                         cure="report the model's architecture and configuration",
                     ) from error
     return values
+
+
+def _key(value: Any) -> Any:
+    """What the type of a result depends on; numbers with their types, since 1, 1.0 and True are equal."""
+    if isinstance(value, torch.Tensor):
+        return value.shape, value.stride(), value.dtype
+    if isinstance(value, (tuple, list)):
+        return tuple(map(_key, value))
+    if isinstance(value, dict):
+        return tuple((k, _key(v)) for k, v in value.items())
+    if isinstance(value, slice):
+        return slice, _key((value.start, value.stop, value.step))
+    return type(value), value
 
 
 def _unify(node: fx.Node, small: Any, large: Any, where: str) -> Any:
