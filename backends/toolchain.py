@@ -6,7 +6,6 @@ import contextlib
 import errno
 import hashlib
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -41,6 +40,7 @@ _LEAF_FLAGS = (
     "-fno-tree-loop-vectorize",
 )
 _KERNEL_FLAGS = ("-O3", "-ffp-contract=fast")
+_ENGINE_FOLDERS = ("core", "core/engine", "core/drafters", "core/sampling", "tokenizer")
 _COMMON = ("-std=c++20", "-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden", "-w")
 
 
@@ -51,8 +51,6 @@ class Object:
     source: str
     name: str
     flags: tuple[str, ...]
-    own: bool = True
-    """Whether it includes specc's headers, whose content is then part of its identity."""
     header: str = ""
     """The content of a header that it alone includes: nothing else is compiled again for it."""
 
@@ -79,16 +77,15 @@ class Toolchain:
         return f"-march={self.isa}"
 
     def leaf(self, source: str, name: str) -> Object:
-        """Generated code of one leaf; its container functions get names that begin with `name`."""
-        header = "".join(f"#define {f} {name}_{f}\n" for f in container_functions())
-        header += f"#define aot_inductor {name}_inductor\n"
+        """Generated code of one leaf, whose functions get names that begin with `name`."""
+        names = f"#define SPECC_LEAF(f) {name}_##f\n#define aot_inductor {name}_inductor\n"
         capability = _CAPABILITY[self.isa]
         flags = (
             *_LEAF_FLAGS, self.march, *(f"-D{d}" for d in _DEFINITIONS),
             f"-DCPU_CAPABILITY={capability}", f"-DCPU_CAPABILITY_{capability}",
-            f"-I{_TORCH}", f"-I{_TORCH / 'torch/csrc/api/include'}",
+            f"-I{_TORCH}", f"-I{_TORCH / 'torch/csrc/api/include'}", f"-I{sources.CPP / 'model'}",
         )  # fmt: skip
-        return Object(header + source, name, flags, own=False)
+        return Object(names + source, name, flags)
 
     def kernels(self) -> list[Object]:
         """Specc's own kernels and the shim that leaves call."""
@@ -107,10 +104,16 @@ class Toolchain:
         folder = sources.CPP / "graphs"
         flags = ("-O1", self.march, f"-I{sources.INCLUDE}", f"-I{sources.CPP}", f"-I{folder}",
                  f"-I{sources.CPP / 'model'}")  # fmt: skip
-        files = [folder / "graphs.cpp", *(sorted((folder / "acl").glob("*.cpp")) if device else ())]
-        errors = [o for o in self.engine() if o.name == "core_error"]
-        own = [Object(p.read_text(), f"graphs_{p.stem}", flags) for p in files]
-        return [*own, Object(table, "graph_table", flags), *errors]
+        files = [folder / "graphs.cpp", sources.CPP / "core/error.cpp"]
+        if device:
+            files += sorted((folder / "acl").glob("*.cpp"))
+        own = [
+            Object(
+                p.read_text(), f"graphs_{p.parent.name}_{p.stem}", (f"-iquote{p.parent}", *flags)
+            )
+            for p in files
+        ]
+        return [*own, Object(table, "graph_table", flags)]
 
     def tvm(self, table: str, include: Sequence[Path]) -> list[Object]:
         """What plays kernels of TVM's: the generated `table` of leaves, and the player. `include`: of tvm-ffi."""
@@ -124,21 +127,21 @@ class Toolchain:
         ]
 
     def engine(self) -> list[Object]:
-        """libspecc: engine, tokenizer and C ABI, for any x86-64."""
-        flags = ("-O2", "-fno-math-errno", f"-I{sources.INCLUDE}", f"-I{sources.CPP}",
-                 f"-I{sources.CPP / 'core'}", f"-I{sources.CPP / 'tokenizer'}",
-                 f'-DSPECC_VERSION="{version("specc-compiler")}"')  # fmt: skip
-        files = [
-            p for part in ("core", "tokenizer") for p in sorted((sources.CPP / part).rglob("*.cpp"))
-        ]
-        return [
-            Object(
-                p.read_text(),
-                "_".join(p.relative_to(sources.CPP).with_suffix("").parts),
-                (*flags, f"-iquote{p.parent}"),
+        """libspecc: engine, tokenizer and C ABI, for any x86-64, a folder at a time.
+
+        Most of what a file costs is the standard library's headers, so the files of a folder are read as one; names
+        that they keep to themselves must differ.
+        """
+        flags = ("-O2", "-fno-math-errno", f'-DSPECC_VERSION="{version("specc-compiler")}"',
+                 f"-I{sources.INCLUDE}", f"-I{sources.CPP}", f"-I{sources.CPP / 'core'}")  # fmt: skip
+        units = []
+        for part in _ENGINE_FOLDERS:
+            folder = sources.CPP / part
+            texts = (f'#line 1 "{p.name}"\n{p.read_text()}' for p in sorted(folder.glob("*.cpp")))
+            units.append(
+                Object("\n".join(texts), part.replace("/", "_"), (f"-iquote{folder}", *flags))
             )
-            for p in files
-        ]
+        return units
 
     @contextmanager
     def at_work(
@@ -188,7 +191,7 @@ class Toolchain:
                 torch.__version__,
                 *settings,
                 item.source,
-                (_headers() if item.own else "") + item.header,
+                _headers() + item.header,
             ]
         )
         key = hashlib.sha256(identity.encode()).hexdigest()[:32]
@@ -256,35 +259,20 @@ def _headers() -> str:
     return digest.hexdigest()
 
 
-@lru_cache
-def container_functions() -> tuple[str, ...]:
-    """The C functions that every generated wrapper defines, read from torch's own header."""
-    header = (_TORCH / "torch/csrc/inductor/aoti_runtime/interface.h").read_text()
-    return tuple(sorted(set(re.findall(r"\b(AOTInductor\w+)\(", header))))
-
-
 def leaf_table(names: Sequence[str], isa: str) -> str:
     """leaves.cpp: a `specc_leaf` for each compiled leaf, named as the plan names it."""
     declarations, rows = [], []
     for number, name in enumerate(names):
         p = f"leaf{number}"
         declarations.append(
-            f"int32_t {p}_AOTInductorModelContainerCreateWithDevice(void**, size_t, const char*, const char*);\n"
-            f"int32_t {p}_AOTInductorModelContainerRunSingleThreaded(void*, specc_tensor**, size_t, specc_tensor**, "
-            f"size_t, void*, void*);\n"
-            f"int32_t {p}_AOTInductorGetLastError(const char**);"
+            f"int32_t {p}_create(void**);\n"
+            f"int32_t {p}_run(void*, specc_tensor**, int, specc_tensor**, int);\n"
+            f"const char* {p}_error();"
         )
-        rows.append(
-            f'    {{"{name}",\n'
-            f'     [](void** c) {{ return {p}_AOTInductorModelContainerCreateWithDevice(c, 1, "cpu", nullptr); }},\n'
-            f"     [](void* c, specc_tensor** in, int n, specc_tensor** out, int m) {{\n"
-            f"       return {p}_AOTInductorModelContainerRunSingleThreaded(c, in, n, out, m, nullptr, nullptr); }},\n"
-            f"     []() -> const char* {{ const char* text = nullptr; {p}_AOTInductorGetLastError(&text);\n"
-            f'       return text == nullptr ? "" : text; }}}},'
-        )
+        rows.append(f'    {{"{name}", {p}_create, {p}_run, {p}_error}},')
     body = "\n".join(rows)
     return (
-        '#include <cstddef>\n#include "leaf_table.h"\nextern "C" {\n' + "\n".join(declarations)
+        '#include "leaf_table.h"\nextern "C" {\n' + "\n".join(declarations)
         + f"\n}}\nconst specc_leaf specc_leaves[] = {{\n{body}\n}};\n"
         + f"const int specc_leaf_count = {len(names)};\nconst char specc_isa[] = \"{isa}\";\n"
     )  # fmt: skip

@@ -40,7 +40,7 @@ def generate(function: Function, isa: str) -> str:
                 cure="try --backend reference, and report the model",
             ) from error
         (source,) = Path(folder).glob("*.wrapper.cpp")
-        return _private_kernels(source.read_text())
+        return _lean(_private_kernels(source.read_text()), function.name)
 
 
 def options(isa: str, folder: str) -> dict[str, object]:
@@ -86,3 +86,31 @@ def _quiet() -> Iterator[None]:
 def _private_kernels(source: str) -> str:
     """Kernels of different leaves have the same names; keep them inside their file."""
     return re.sub(r'extern "C"\s+void\s+cpp_', "static void cpp_", source)
+
+
+_CONTAINER = re.compile(r"\A.*?^\} // extern \"C\"\n", re.DOTALL | re.MULTILINE)
+"""Torch's headers, and the C functions of its container (torch/_inductor/codegen/aoti_runtime/interface.cpp)."""
+
+_INPUT_CHECKS = re.compile(
+    r"^(AOTI_NOINLINE static void check_input_|static bool _check_aoti_runtime_check_inputs_env\().*?"
+    r"(?=^void AOTInductorModel::run_impl\()",
+    re.DOTALL | re.MULTILINE,
+)
+"""Checks that an environment variable turns on; most of the text of a leaf with many inputs."""
+
+
+def _lean(source: str, name: str) -> str:
+    """The leaf on the runtime's `leaf.h` in place of torch's container.
+
+    Raises BackendError (SPECC-E0402) for a text that is not as expected, or a leaf that brings constants.
+    """
+    lean, headers = _CONTAINER.subn('#include "leaf.h"\n', source)
+    lean, checks = _INPUT_CHECKS.subn("", lean)
+    if headers != 1 or checks != 1 or "constants_info_[" in lean:
+        raise BackendError(
+            "SPECC-E0402", f"Inductor wrote {name} in a form that the runtime does not know",
+            where=name, expected="a container, input checks and no constants",
+            found=f"{headers} containers, {checks} checks, {lean.count('constants_info_[')} facts of constants",
+            cure="try --backend reference, and report the model",
+        )  # fmt: skip
+    return lean

@@ -231,7 +231,7 @@ def graph_table(graphs: Graphs, isa: str, kept: Resident, soc: str) -> str:
         + ('#include "acl/open.h"\n' if soc else "")
         + "namespace {\n"
         + "\n".join(values)
-        + "\nint32_t create(void** container) { *container = container; return 0; }\n"
+        + "\nint32_t create(void** leaf) { *leaf = leaf; return 0; }\n"
         + 'const char* told() { return ""; }\n}\n'
         + "const specc_graph specc_graphs[] = {\n" + "\n".join(rows)
         + f"\n}};\nconst int specc_graph_count = {len(rows)};\n"

@@ -387,9 +387,9 @@ def _sanitized(artifacts: Artifacts, folder: Path) -> list[Path]:
     ]  # fmt: skip
     chain = Toolchain("x86-64-v3")
     with chain.at_work(cores=1) as start:
-        shared = [o for o in chain.engine() if o.name == "core_error"]
-        objects = [f.result() for f in start([*chain.kernels(), *shared])]
-    for source in (*GRAPHS.glob("*.cpp"), *GRAPHS.glob("acl/*.cpp")):
+        objects = [f.result() for f in start(chain.kernels())]
+    errors = ROOT / "runtime/cpp/core/error.cpp"
+    for source in (errors, *GRAPHS.glob("*.cpp"), *GRAPHS.glob("acl/*.cpp")):
         objects.append(folder / f"{source.stem}.o")
         _run("g++", *flags, "-c", str(source), "-o", str(objects[-1]))
     made = []

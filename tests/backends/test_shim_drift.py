@@ -8,12 +8,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
 import torch
 
 from specc.backends.inductor import leaves
 from specc.backends.inductor.lower import shim_names
 from specc.backends.pack_weights import pack_weights
-from specc.backends.toolchain import container_functions
+from specc.errors import BackendError
 from specc.ir import Role
 from specc.ir.importers.folder import load_folder
 from specc.ir.importers.huggingface import import_model
@@ -47,7 +48,7 @@ def test_generated_code_calls_nothing_the_runtime_lacks(tiny_model: Path) -> Non
 
 def test_headers_that_leaves_inline_call_nothing_the_runtime_lacks() -> None:
     called: set[str] = set()
-    for name in ("utils.h", "model.h", "model_container.h", "interface.h", "arrayref_tensor.h"):
+    for name in ("utils.h", "scalar_to_tensor.h", "arrayref_tensor.h"):
         path = RUNTIME / name
         if path.exists():
             called |= set(CALL.findall(path.read_text()))
@@ -55,10 +56,23 @@ def test_headers_that_leaves_inline_call_nothing_the_runtime_lacks() -> None:
     assert unknown == set(), f"torch {torch.__version__} inlines calls that the runtime has not"
 
 
-def test_the_container_interface_is_what_the_leaf_table_wraps() -> None:
-    wrapped = {
-        "AOTInductorModelContainerCreateWithDevice",
-        "AOTInductorModelContainerRunSingleThreaded",
-        "AOTInductorGetLastError",
-    }
-    assert wrapped <= set(container_functions())
+def test_a_leaf_brings_no_container_and_no_checks_of_its_inputs(tiny_model: Path) -> None:
+    from transformers import PreTrainedModel
+
+    model = load_folder(tiny_model)
+    assert isinstance(model, PreTrainedModel)
+    shape = pipelines.Shape((0,), 64, 16)
+    program = pack_weights(pipelines.host("ngram", shape, {})(import_model(model, "tiny")))
+    leaf = next(f for f in program.functions.values() if f.role is Role.LEAF)
+    source = leaves.generate(leaf, "x86-64-v3")
+    assert source.startswith('#include "leaf.h"')
+    assert "AOTInductorModelContainer" not in source
+    assert "check_input_0" not in source
+    assert "void AOTInductorModel::run_impl(" in source
+
+
+def test_a_leaf_in_another_form_is_refused_by_name() -> None:
+    with pytest.raises(BackendError) as caught:
+        leaves._lean("int main() {}", "decode")
+    assert caught.value.code == "SPECC-E0402"
+    assert caught.value.where == "decode"

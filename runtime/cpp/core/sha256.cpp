@@ -17,7 +17,7 @@ constexpr std::array<uint32_t, 64> kRound = {
     0x19a4c116, 0x1e376c08, 0x2748774c, 0x34b0bcb5, 0x391c0cb3, 0x4ed8aa4a, 0x5b9cca4f, 0x682e6ff3,
     0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208, 0x90befffa, 0xa4506ceb, 0xbef9a3f7, 0xc67178f2};
 
-constexpr size_t kBlock = 64;
+constexpr size_t kBlockBytes = 64;
 
 uint32_t rotate(uint32_t x, int n) { return x >> n | x << (32 - n); }
 
@@ -48,17 +48,17 @@ std::string sha256_hex(const unsigned char* data, size_t size) {
   std::array<uint32_t, 8> hash = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
                                   0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
   size_t done = 0;
-  for (; size - done >= kBlock; done += kBlock) absorb(hash, data + done);
+  for (; size - done >= kBlockBytes; done += kBlockBytes) absorb(hash, data + done);
 
   // The rest, a one bit, zeros, and the length in bits: one block or two.
-  unsigned char tail[2 * kBlock] = {};
+  unsigned char tail[2 * kBlockBytes] = {};
   const size_t rest = size - done;
   if (rest > 0) std::memcpy(tail, data + done, rest);
   tail[rest] = 0x80;
-  const size_t tail_size = rest < kBlock - 8 ? kBlock : 2 * kBlock;
+  const size_t tail_size = rest < kBlockBytes - 8 ? kBlockBytes : 2 * kBlockBytes;
   const uint64_t bits = uint64_t{size} * 8;
   for (size_t i = 0; i < 8; ++i) tail[tail_size - 1 - i] = static_cast<unsigned char>(bits >> (8 * i));
-  for (size_t at = 0; at < tail_size; at += kBlock) absorb(hash, tail + at);
+  for (size_t at = 0; at < tail_size; at += kBlockBytes) absorb(hash, tail + at);
 
   static constexpr char kHex[] = "0123456789abcdef";
   std::string text;

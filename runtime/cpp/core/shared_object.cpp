@@ -12,7 +12,7 @@
 namespace specc {
 namespace {
 
-Error refused(const std::string& path, const char* reason) {
+Error not_loaded(const std::string& path, const char* reason) {
   return Error(Code::ModelRefused, "the model library cannot be loaded")
       .where(path)
       .found(reason != nullptr ? reason : "unknown")
@@ -47,7 +47,7 @@ void SharedObject::Close::operator()(void* handle) const { dlclose(handle); }
 SharedObject::SharedObject(std::string path)
     : path_(std::move(path)), file_(::open(path_.c_str(), O_RDONLY | O_CLOEXEC)) {
   struct stat about {};
-  if (file_.number() < 0 || ::fstat(file_.number(), &about) != 0) throw refused(path_, std::strerror(errno));
+  if (file_.number() < 0 || ::fstat(file_.number(), &about) != 0) throw not_loaded(path_, std::strerror(errno));
 #if defined(__APPLE__)
   const timespec modified = about.st_mtimespec;
 #else
@@ -64,7 +64,7 @@ void SharedObject::load() {
   const std::string unique = spelt(file_.number(), identity_.hash());
   const bool named = ::access(unique.c_str(), R_OK) == 0;  // else there is no /proc: not Linux
   handle_.reset(dlopen(named ? unique.c_str() : path_.c_str(), RTLD_NOW | RTLD_LOCAL));
-  if (handle_ == nullptr) throw refused(path_, dlerror());
+  if (handle_ == nullptr) throw not_loaded(path_, dlerror());
 }
 
 void* SharedObject::symbol(const char* name) const { return dlsym(handle_.get(), name); }

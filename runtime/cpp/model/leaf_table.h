@@ -6,11 +6,10 @@
 
 struct specc_leaf {
   const char* name;
-  // Wraps AOTInductorModelContainerCreateWithDevice(container, 1, "cpu", nullptr).
-  int32_t (*create)(void** container);
-  // Wraps AOTInductorModelContainerRunSingleThreaded, on this very `in`: the container nulls the slots of the inputs it
-  // takes over, and after a failure the caller frees those that are left. An AtenTensorHandle is a specc_tensor*.
-  int32_t (*run)(void* container, specc_tensor** in, int n_in, specc_tensor** out, int n_out);
+  // As leaf.h defines them. An AtenTensorHandle is a specc_tensor*.
+  int32_t (*create)(void** leaf);
+  // Nulls the slots of the inputs it takes over; after a failure the caller frees those that are left.
+  int32_t (*run)(void* leaf, specc_tensor** in, int n_in, specc_tensor** out, int n_out);
   const char* (*last_error)();
 };
 

@@ -16,7 +16,7 @@ namespace {
 
 // Entries are the leaves, in their order, then the built-ins.
 std::unique_ptr<const char*[]> entry_names;
-std::unique_ptr<void*[]> containers;  // of leaves, made when first run
+std::unique_ptr<void*[]> instances;  // of leaves, made when first run
 
 int32_t attach(const specc_host* lent) {
   host = *lent;
@@ -50,11 +50,11 @@ int32_t info(specc_tensor* tensor, int32_t* dtype, int32_t* ndim, const int64_t*
 Status run_leaf(int32_t index, const Call& call) {
   const specc_leaf& leaf = specc_leaves[index];
   if (call.n_attrs != 0) return fail("%s: a compiled entry takes no attributes", leaf.name);
-  if (containers[index] == nullptr && leaf.create(&containers[index]) != kOk) {
-    containers[index] = nullptr;
+  if (instances[index] == nullptr && leaf.create(&instances[index]) != kOk) {
+    instances[index] = nullptr;
     return fail_unless_told("%s: %s", leaf.name, leaf.last_error());
   }
-  if (leaf.run(containers[index], call.in, call.n_in, call.out, call.n_out) == kOk) return kOk;
+  if (leaf.run(instances[index], call.in, call.n_in, call.out, call.n_out) == kOk) return kOk;
   return fail_unless_told("%s: %s", leaf.name, leaf.last_error());
 }
 
@@ -91,8 +91,8 @@ specc_model table = {
 bool fill_table() {
   const int32_t count = specc_leaf_count + kBuiltinCount;
   entry_names.reset(new (std::nothrow) const char*[count]);
-  containers.reset(new (std::nothrow) void*[specc_leaf_count + 1]());
-  if (entry_names == nullptr || containers == nullptr) return false;
+  instances.reset(new (std::nothrow) void*[specc_leaf_count + 1]());
+  if (entry_names == nullptr || instances == nullptr) return false;
   for (int i = 0; i < specc_leaf_count; i++) entry_names[i] = specc_leaves[i].name;
   for (int i = 0; i < kBuiltinCount; i++) entry_names[specc_leaf_count + i] = kBuiltins[i].name;
   table.entry_count = count;

@@ -168,8 +168,6 @@ SPECC_SHIM(aoti_torch_is_defined)(Tensor* tensor, bool* result) -> Status {
   return kOk;
 }
 
-SPECC_SHIM(aoti_torch_grad_mode_is_enabled)() -> bool { return false; }
-SPECC_SHIM(aoti_torch_grad_mode_set_enabled)(bool) -> void {}  // there is no autograd to switch
 
 // As in libtorch, a failed check throws; the leaf's entry points catch it and return an error.
 SPECC_SHIM(aoti_torch_check)(bool condition, const char*, const char*, uint32_t, const char* message) -> void {

@@ -9,7 +9,9 @@ namespace specc::tok {
 
 namespace {
 
-enum Kind : uint32_t { kByteLevel = 1, kReplace, kReplaceText, kByteFallback, kFuse, kStrip, kMetaspace };
+namespace decoding {
+enum : uint32_t { kByteLevel = 1, kReplace, kReplaceText, kByteFallback, kFuse, kStrip, kMetaspace };
+}
 
 int hex_digit(char c) {
   if (c >= '0' && c <= '9') return c - '0';
@@ -94,25 +96,25 @@ Decoder::Operation Decoder::read(Reader& reader, const Shared& shared) {
   Operation op;
   op.kind = reader.u32();
   switch (op.kind) {
-    case kByteLevel:
-    case kByteFallback:
-    case kFuse:
+    case decoding::kByteLevel:
+    case decoding::kByteFallback:
+    case decoding::kFuse:
       break;
-    case kReplace:
+    case decoding::kReplace:
       op.regex = &shared.regexes[reader.below(static_cast<uint32_t>(shared.regexes.size()), "a pattern is missing")];
       op.with = reader.text();
       break;
-    case kReplaceText:
+    case decoding::kReplaceText:
       op.what = reader.text();
       op.with = reader.text();
       if (op.what.empty()) damaged("a replacement of nothing");
       break;
-    case kStrip:
+    case decoding::kStrip:
       op.character = reader.u32();
       op.start = reader.u32();
       op.stop = reader.u32();
       break;
-    case kMetaspace:
+    case decoding::kMetaspace:
       op.character = reader.u32();
       op.drops_first = reader.flag();
       break;
@@ -127,7 +129,7 @@ Decoder::Decoder(Reader reader, const Shared& shared, const Vocabulary& vocabula
   spaced_ = !reader.flag();
   for (uint32_t count = reader.u32(); count > 0; --count) operations_.push_back(read(reader, shared));
   reader.finish();
-  plain_bytes_ = byte_level && operations_.size() == 1 && operations_[0].kind == kByteLevel;
+  plain_bytes_ = byte_level && operations_.size() == 1 && operations_[0].kind == decoding::kByteLevel;
 }
 
 std::string Decoder::text_of(uint32_t id) const {
@@ -140,7 +142,7 @@ std::string Decoder::text_of(uint32_t id) const {
 
 void Decoder::apply(const Operation& op, std::vector<std::string>& tokens) {
   switch (op.kind) {
-    case kByteLevel: {
+    case decoding::kByteLevel: {
       std::string bytes;
       for (const std::string& token : tokens)
         if (!append_named_bytes(bytes, token)) bytes += token;
@@ -148,10 +150,10 @@ void Decoder::apply(const Operation& op, std::vector<std::string>& tokens) {
       append_repaired(tokens[0], bytes);
       return;
     }
-    case kByteFallback:
+    case decoding::kByteFallback:
       decode_bytes(tokens);
       return;
-    case kFuse:
+    case decoding::kFuse:
       tokens.assign(1, joined(tokens));
       return;
     default:
@@ -159,10 +161,10 @@ void Decoder::apply(const Operation& op, std::vector<std::string>& tokens) {
   }
   for (size_t i = 0; i < tokens.size(); ++i) {
     std::string& token = tokens[i];
-    if (op.kind == kReplace) token = replace_all(token, *op.regex, op.with);
-    if (op.kind == kReplaceText) token = replace_all(token, op.what, op.with);
-    if (op.kind == kStrip) strip(token, op.character, op.start, op.stop);
-    if (op.kind == kMetaspace) replace_character(token, op.character, i == 0 && op.drops_first ? "" : " ");
+    if (op.kind == decoding::kReplace) token = replace_all(token, *op.regex, op.with);
+    if (op.kind == decoding::kReplaceText) token = replace_all(token, op.what, op.with);
+    if (op.kind == decoding::kStrip) strip(token, op.character, op.start, op.stop);
+    if (op.kind == decoding::kMetaspace) replace_character(token, op.character, i == 0 && op.drops_first ? "" : " ");
   }
 }
 

@@ -7,7 +7,9 @@ namespace specc::tok {
 
 namespace {
 
-enum Kind : uint32_t { kForm = 1, kPrepend, kReplace, kReplaceText, kStrip, kMap, kBytes };
+namespace normalizing {
+enum : uint32_t { kForm = 1, kPrepend, kReplace, kReplaceText, kStrip, kMap, kBytes };
+}
 
 }  // namespace
 
@@ -45,30 +47,30 @@ Normalizer::Operation Normalizer::read(Reader& reader, const Shared& shared) {
   Operation op;
   op.kind = reader.u32();
   switch (op.kind) {
-    case kForm:
+    case normalizing::kForm:
       op.form = static_cast<Form>(reader.below(4, "a normalization form is unknown"));
       break;
-    case kPrepend:
+    case normalizing::kPrepend:
       op.with = reader.text();
       break;
-    case kReplace:
+    case normalizing::kReplace:
       op.regex = &shared.regexes[reader.below(static_cast<uint32_t>(shared.regexes.size()), "a pattern is missing")];
       op.with = reader.text();
       break;
-    case kReplaceText:
+    case normalizing::kReplaceText:
       op.what = reader.text();
       op.with = reader.text();
       if (op.what.empty()) damaged("a replacement of nothing");
       break;
-    case kStrip:
+    case normalizing::kStrip:
       op.left = reader.flag();
       op.right = reader.flag();
       op.spaces = &shared.sets[reader.below(static_cast<uint32_t>(shared.sets.size()), "a character set is missing")];
       break;
-    case kMap:
+    case normalizing::kMap:
       op.map = CharMap(reader);
       break;
-    case kBytes:
+    case normalizing::kBytes:
       break;
     default:
       damaged("a normalizer is unknown");
@@ -83,7 +85,7 @@ Normalizer::Normalizer(Reader reader, const Shared& shared, UnicodeForms forms) 
 
 void Normalizer::replace(const Operation& op, std::string& text, bool& at_origin) {
   // A replacement stands where the last character that it replaces stood.
-  if (op.kind == kReplace) {
+  if (op.kind == normalizing::kReplace) {
     const size_t first_character = decode(text, 0).bytes;
     size_t first_end = 0;
     text = replace_all(text, *op.regex, op.with, &first_end);
@@ -132,19 +134,19 @@ void Normalizer::apply(std::string& text, bool& at_origin) const {
   for (const Operation& op : operations_) {
     if (text.empty()) return;
     switch (op.kind) {
-      case kForm:
+      case normalizing::kForm:
         text = forms_.normalize(text, op.form);
         break;
-      case kPrepend:
+      case normalizing::kPrepend:
         text.insert(0, op.with);
         break;
-      case kStrip:
+      case normalizing::kStrip:
         strip(op, text, at_origin);
         break;
-      case kMap:
+      case normalizing::kMap:
         map(op, text, at_origin);
         break;
-      case kBytes: {
+      case normalizing::kBytes: {
         std::string named;
         for (char byte : text) append_byte_character(named, static_cast<uint8_t>(byte));
         text = std::move(named);

@@ -9,7 +9,9 @@ namespace specc::tok {
 
 namespace {
 
-enum Kind : uint32_t { kSplit = 1, kSplitSet, kPrefixSpace, kMetaspace, kBytes };
+namespace splitting {
+enum : uint32_t { kSplit = 1, kSplitSet, kPrefixSpace, kMetaspace, kBytes };
+}
 
 }  // namespace
 
@@ -17,22 +19,22 @@ PreTokenizer::Operation PreTokenizer::read(Reader& reader, const Shared& shared)
   Operation op;
   op.kind = reader.u32();
   switch (op.kind) {
-    case kSplit:
+    case splitting::kSplit:
       op.regex = &shared.regexes[reader.below(static_cast<uint32_t>(shared.regexes.size()), "a pattern is missing")];
       op.behavior = static_cast<Behavior>(reader.below(5, "a split behavior is unknown"));
       op.invert = reader.flag();
       break;
-    case kSplitSet:
+    case splitting::kSplitSet:
       op.set = &shared.sets[reader.below(static_cast<uint32_t>(shared.sets.size()), "a character set is missing")];
       op.behavior = static_cast<Behavior>(reader.below(5, "a split behavior is unknown"));
       break;
-    case kMetaspace:
+    case splitting::kMetaspace:
       op.prepend = static_cast<Prepend>(reader.below(3, "a prepend scheme is unknown"));
       op.split = reader.flag();
       append(op.replacement, reader.below(0x110000, "a replacement is no character"));
       break;
-    case kPrefixSpace:
-    case kBytes:
+    case splitting::kPrefixSpace:
+    case splitting::kBytes:
       break;
     default:
       damaged("a pre-tokenizer is unknown");
@@ -115,9 +117,9 @@ void PreTokenizer::rewrite(const Operation& op, Pieces& pieces) {
   for (Piece& piece : pieces.list) {
     const std::string_view old = std::string_view(pieces.text).substr(piece.begin, piece.end - piece.begin);
     piece.begin = text.size();
-    if (op.kind == kBytes) {
+    if (op.kind == splitting::kBytes) {
       for (char byte : old) append_byte_character(text, static_cast<uint8_t>(byte));
-    } else if (op.kind == kPrefixSpace) {
+    } else if (op.kind == splitting::kPrefixSpace) {
       if (old[0] != ' ') text += ' ';
       text += old;
     } else {
@@ -138,12 +140,12 @@ void PreTokenizer::rewrite(const Operation& op, Pieces& pieces) {
 
 void PreTokenizer::apply(Pieces& pieces) const {
   for (const Operation& op : operations_) {
-    if (op.kind == kSplit || op.kind == kSplitSet) {
+    if (op.kind == splitting::kSplit || op.kind == splitting::kSplitSet) {
       split(op, pieces);
       continue;
     }
     rewrite(op, pieces);
-    if (op.kind == kMetaspace && op.split) {
+    if (op.kind == splitting::kMetaspace && op.split) {
       Operation pieces_of_words = op;
       pieces_of_words.behavior = Behavior::kMergedWithNext;
       split(pieces_of_words, pieces);

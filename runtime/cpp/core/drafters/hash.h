@@ -18,4 +18,11 @@ inline uint64_t hash_tokens(const int64_t* tokens, size_t count) {
   return hash;
 }
 
+// Of an open-addressing table for so many entries: at most half full.
+inline size_t capacity_for(size_t first, size_t entries) {
+  size_t capacity = first;
+  while (capacity < 2 * entries) capacity *= 2;
+  return capacity;
+}
+
 }  // namespace specc

@@ -8,20 +8,14 @@
 namespace specc {
 namespace {
 
-constexpr size_t kFirstCapacity = 64;
+constexpr size_t kNgramCapacity = 64;
 constexpr size_t kMaxText = std::numeric_limits<uint32_t>::max();
-
-size_t capacity_for(size_t entries) {
-  size_t capacity = kFirstCapacity;
-  while (capacity < 2 * entries) capacity *= 2;
-  return capacity;
-}
 
 }  // namespace
 
 void NgramDrafter::reserve(size_t tokens) {
   for (auto& table : tables_) {
-    const size_t capacity = capacity_for(tokens);
+    const size_t capacity = capacity_for(kNgramCapacity, tokens);
     if (table.after.size() >= capacity) continue;
     table.after.assign(capacity, 0);
     table.used = 0;
@@ -65,7 +59,7 @@ void NgramDrafter::index(const int64_t* tokens, size_t count) {
     for (size_t i = 0; i < tables_.size() && min_ + i <= after; ++i) {
       Table& table = tables_[i];
       const size_t n = min_ + i;
-      if (2 * (table.used + 1) > table.after.size()) grow(table, tokens, n, capacity_for(table.used + 1));
+      if (2 * (table.used + 1) > table.after.size()) grow(table, tokens, n, capacity_for(kNgramCapacity, table.used + 1));
       uint32_t& place = slot(table, tokens, n, tokens + after - n);
       table.used += place == 0;
       place = static_cast<uint32_t>(after);

@@ -10,13 +10,7 @@ namespace {
 
 // About 150 MB at the very most. Beyond it the tree still counts what it knows but learns no new substring.
 constexpr size_t kMaxNodes = size_t{1} << 22;
-constexpr size_t kFirstCapacity = 256;
-
-size_t capacity_for(size_t nodes) {
-  size_t capacity = kFirstCapacity;
-  while (capacity < 2 * nodes) capacity *= 2;
-  return capacity;
-}
+constexpr size_t kSuffixCapacity = 256;
 
 }  // namespace
 
@@ -25,7 +19,7 @@ SuffixDrafter::SuffixDrafter(SuffixOptions options) : options_(options) { clear(
 void SuffixDrafter::clear() {
   nodes_.assign(1, Node{});
   std::fill(children_.begin(), children_.end(), kNone);
-  if (children_.empty()) children_.resize(kFirstCapacity, kNone);
+  if (children_.empty()) children_.resize(kSuffixCapacity, kNone);
   tail_.reserve(options_.max_depth + 1);
   tail_.assign(1, kRoot);
   indexed_ = 0;
@@ -35,7 +29,7 @@ void SuffixDrafter::reserve(size_t tokens) {
   // At most max_depth new substrings per token; far fewer in text that repeats itself.
   const size_t nodes = std::min(kMaxNodes, tokens >= kMaxNodes ? kMaxNodes : tokens * options_.max_depth + 1);
   nodes_.reserve(nodes);
-  if (children_.size() < capacity_for(nodes)) grow_table(capacity_for(nodes));
+  if (children_.size() < capacity_for(kSuffixCapacity, nodes)) grow_table(capacity_for(kSuffixCapacity, nodes));
 }
 
 void SuffixDrafter::truncate(size_t count) {

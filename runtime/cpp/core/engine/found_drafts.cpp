@@ -5,7 +5,7 @@
 namespace specc {
 namespace {
 
-constexpr uint64_t kTries = 2;  // of a length before it is judged
+constexpr uint64_t kFoundTries = 2;  // of a length before it is judged
 constexpr double kTokensStep = 0.15;
 constexpr uint64_t kFirstWait = 8, kLastWait = 256;
 
@@ -17,7 +17,7 @@ size_t FoundDrafts::choose(size_t longest, double rate) {
   size_t best = 0;
   for (size_t i = longest; i > 0; --i) {
     const Arm& arm = arms_[i];
-    if (arm.cost.rounds < kTries) return i;
+    if (arm.cost.rounds < kFoundTries) return i;
     if (arm.tokens > rate * arm.cost.seconds) {
       rate = arm.tokens / arm.cost.seconds;
       best = i;
