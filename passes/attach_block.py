@@ -10,7 +10,6 @@ from torch import fx
 
 from specc.errors import PassError
 from specc.ir import DraftState, DynamicTree, SpeculativeProgram, TensorType, Tree, Weight
-from specc.ir.dialect import ops
 from specc.ir.importers.drafters import Attention, Block, DrafterCheckpoint, DrafterSpec, Kind
 from specc.ir.program import Function
 from specc.passes.base import Pass, PassResult, need, promise, same
@@ -145,7 +144,7 @@ class _Block:
         logits, hidden = self._scored(proposal)
         state = self._start(proposal)
         for j in range(k):
-            scores = self._row(proposal, logits, j)
+            scores = proposal.row(logits, j)
             read = (j, scores, proposal.before, hidden, state)
             scores, state, confidence = self._chosen(proposal, *read)
             proposal.choose(scores, confidence)
@@ -153,7 +152,7 @@ class _Block:
 
     def _tree(self, proposal: TreeProposal, tree: Tree) -> Function:
         logits, hidden = self._scored(proposal)
-        every = [self._row(proposal, logits, j) for j in range(proposal.k)]
+        every = [proposal.row(logits, j) for j in range(proposal.k)]
         state, front = self._start(proposal), proposal.front
         if self.spec.markov is None:
             read = (front.tokens, hidden, state)
@@ -189,7 +188,7 @@ class _Block:
             (x,) = layer.call(builder, program, x, *place, *seen, rows=size)
         first = 0 if self.block.anchor_first else 1
         k = proposal.k
-        rows = [self._row(proposal, x, first + j) for j in range(k)]
+        rows = [proposal.row(x, first + j) for j in range(k)]
         wide = TensorType("f32", (k, self.spec.hidden_size))
         x = builder.op(aten.cat.default, rows, type_=wide) if k > 1 else rows[0]
         return self.head.call(builder, program, x, rows=k)
@@ -214,16 +213,11 @@ class _Block:
         rows = int(logits.meta["type"].shape[0])
         more = [before] if self.spec.markov else []
         if self._reads_hidden:
-            row = self._row(proposal, hidden, place)
+            row = proposal.row(hidden, place)
             more.append(proposal.same(row, rows) if isinstance(proposal, TreeProposal) else row)
         values = (logits, *more, *state)
         logits, *state = self.choose.call(proposal.builder, self.program, *values, rows=rows)
         return logits, state, state.pop() if self.spec.confidence else None
-
-    def _row(self, proposal: Proposal, x: fx.Node, index: int) -> fx.Node:
-        where = proposal.builder.weight(f"constant.{index}", TensorType("i64", (1,)))
-        one = TensorType("f32", (1, x.meta["type"].shape[1]))
-        return proposal.builder.op(ops.row.default, x, where, type_=one)
 
     def _embed(self) -> Leaf:
         writer = LeafWriter(self.program, f"{PREFIX}embed", "embed")

@@ -11,9 +11,9 @@ from specc.errors import PassError
 from specc.ir import SpeculativeProgram, Tree
 from specc.ir.importers.drafters import DrafterCheckpoint, Kind, Medusa
 from specc.ir.program import Function
-from specc.passes.attach_eagle import read_features
 from specc.passes.base import Pass, PassResult, need, promise, same
 from specc.passes.drafter_layers import given
+from specc.passes.eagle_leaves import read_features
 from specc.passes.keep_features import FEATURES
 from specc.passes.leaf_writer import PREFIX, Leaf, LeafWriter, shared
 from specc.passes.propose import Proposal, proposals

@@ -42,6 +42,12 @@ class RoundWriter:
         type_ = TensorType("i64", (count,))
         return at, self.builder.op(ops.rows.default, at, self.first_row, type_=type_)
 
+    def row(self, x: fx.Node, index: int) -> fx.Node:
+        """Row `index` of x f32[N, D], [1, D]; @constant.<index> must be there."""
+        where = self.builder.weight(f"constant.{index}", TensorType("i64", (1,)))
+        one = TensorType("f32", (1, x.meta["type"].shape[1]))
+        return self.builder.op(ops.row.default, x, where, type_=one)
+
     def choice(self, token: fx.Node, logits: fx.Node, at: fx.Node) -> fx.Node:
         """The token after `token` (at position `at`) from logits f32[1, V], by the rule of accept with no drafts.
 

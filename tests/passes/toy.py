@@ -124,6 +124,7 @@ def after(
         "draft_model": lambda: pipelines.draft_model(SHAPE, drafter()),
         "eagle:adaptive": lambda: pipelines.eagle_adaptive(SHAPE, 2, adapters(1)),
         "eagle3": lambda: pipelines.trained(shape, Kind.EAGLE3, checkpoint(Kind.EAGLE3)),
+        "peagle": lambda: pipelines.trained(shape, Kind.PEAGLE, checkpoint(Kind.PEAGLE)),
         "dspark": lambda: pipelines.trained(shape, Kind.DSPARK, checkpoint(Kind.DSPARK)),
         "medusa": lambda: pipelines.trained(shape, Kind.MEDUSA, checkpoint(Kind.MEDUSA)),
     }[method]()
@@ -131,7 +132,10 @@ def after(
 
 
 def checkpoint(kind: Kind, vocab: int = VOCAB) -> DrafterCheckpoint:
-    """A trained drafter for `decoder()`: EAGLE-3 with one layer, a DSpark with blocks of three, or two Medusa heads."""
+    """A trained drafter for `decoder()`: one layer of EAGLE-3, or with masks of P-EAGLE, a DSpark, or two Medusa heads.
+
+    Blocks have three rows.
+    """
     draw = torch.Generator().manual_seed(3)
     shapes = {
         "lm_head": (vocab, HIDDEN),
@@ -140,7 +144,7 @@ def checkpoint(kind: Kind, vocab: int = VOCAB) -> DrafterCheckpoint:
         "norm": (HIDDEN,),
     }
     layer = "layers.0."
-    block = kind is Kind.DSPARK
+    block, masked = kind is Kind.DSPARK, kind in (Kind.DSPARK, Kind.PEAGLE)
     width = HIDDEN if block else 2 * HIDDEN
     shapes |= {layer + f"self_attn.{n}_proj": (HIDDEN, width) for n in "qkv"}
     shapes |= {"hidden_norm": (HIDDEN,), **{f"markov_head.markov_w{i}": (VOCAB, 2) for i in (1, 2)}}
@@ -154,14 +158,15 @@ def checkpoint(kind: Kind, vocab: int = VOCAB) -> DrafterCheckpoint:
     shapes |= {f"heads.{i}.{n}": (HIDDEN, HIDDEN) for i in (0, 1) for n in ("blocks.0",)}
     shapes |= {f"heads.{i}.lm_head": (VOCAB, HIDDEN) for i in (0, 1)}
     tensors = {f"{n}.weight": torch.randn(s, generator=draw) for n, s in shapes.items()}
+    tensors["mask_hidden"] = torch.randn(2 * HIDDEN, generator=draw)
     tensors["rope.inv_freq"] = torch.tensor([1.0, 0.1])
     tensors["d2t"] = torch.arange(vocab) + (VOCAB - vocab)
     spec = DrafterSpec(
         kind, "toy", HIDDEN, HIDDEN, 2, VOCAB, vocab, (2,) if kind is Kind.MEDUSA else (0, 1),
         Fuse(fc=kind is not Kind.MEDUSA, post_norm=block),
         (Layer(Attention(1, 1, HIDDEN, width, causal=not block), Mlp(4, "silu"), hidden_norm=not block),),
-        Rope(10.0, "default", HIDDEN), recycle=Recycle.PRE_NORM,
-        block=Block(3, anchor_first=True, mask_token_id=5) if block else None,
+        Rope(10.0, "default", HIDDEN), recycle=Recycle.NONE if masked and not block else Recycle.PRE_NORM,
+        block=Block(3, anchor_first=True, mask_token_id=5) if masked else None,
         markov=Markov("vanilla", 2) if block else None,
         medusa=Medusa(2, 1) if kind is Kind.MEDUSA else None,
     )  # fmt: skip

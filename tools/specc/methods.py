@@ -185,11 +185,6 @@ def _trained(
         shape = replace(shape, num_speculative_tokens=tuple(sorted({*kept, most})))
         why += (f"K is at most {most}: {limit}",)
     shape = replace(shape, tree=tree)
-    if spec.kind not in pipelines.TRAINED:
-        raise ModelError(
-            "SPECC-E0237", f"drafting with a {spec.kind} checkpoint is not built yet", where=str(request.drafter),
-            found=why[0], cure=f"use --method {trained.WITHOUT} meanwhile",
-        )  # fmt: skip
     return Choice(pipelines.trained(shape, spec.kind, checkpoint), why)
 
 

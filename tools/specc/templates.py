@@ -18,6 +18,7 @@ Message = Mapping[str, Any]
 _MOST_CHARACTERS = 8 << 20
 _MOST_REPEATED = 1 << 20
 _MOST_BITS = 4096
+_FILES = ("tokenizer_config.json", "chat_template.jinja")
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
@@ -31,19 +32,28 @@ class ChatTemplate:
 
     @classmethod
     def of_artifact(cls, artifact: Path) -> ChatTemplate:
-        """The template among an artifact's tokenizer files; raises RequestError (SPECC-E0620) without one."""
+        """The template among an artifact's tokenizer files; raises as `of_files`."""
         folder = artifact / "tokenizer"
-        config = _read_config(folder / "tokenizer_config.json")
+        files = {n: (folder / n).read_bytes() for n in _FILES if (folder / n).is_file()}
+        return cls.of_files(files, str(folder))
+
+    @classmethod
+    def of_files(cls, files: Mapping[str, bytes], where: str) -> ChatTemplate:
+        """The template among the tokenizer files of a model, by name.
+
+        Raises RequestError (SPECC-E0620) without one, ArtifactError (SPECC-E0502) for a damaged file.
+        """
+        config = _read_config(files.get("tokenizer_config.json", b"{}"), where)
         tokens = {n: _token_text(config.get(n)) for n in _SPECIAL_TOKENS}
-        own = folder / "chat_template.jinja"
-        source = own.read_text("utf-8") if own.is_file() else _default(config.get("chat_template"))
+        own = files.get("chat_template.jinja")
+        source = _default(config.get("chat_template")) if own is None else own.decode("utf-8")
         if source is None:
             raise RequestError(
-                "SPECC-E0620", "the model came without a chat template", where=str(folder),
+                "SPECC-E0620", "the model came without a chat template", where=where,
                 expected="chat_template.jinja, or chat_template in tokenizer_config.json",
                 cure="continue plain text with: specc run ART --prompt TEXT",
             )  # fmt: skip
-        return cls(source, {n: t for n, t in tokens.items() if t is not None}, str(folder))
+        return cls(source, {n: t for n, t in tokens.items() if t is not None}, where)
 
     def takes(self, name: str) -> bool:
         """Whether it reads the variable `name`: `tools`, say."""
@@ -155,15 +165,13 @@ def _strftime_now(form: str) -> str:
     return datetime.now().strftime(str(form)[:200])
 
 
-def _read_config(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
+def _read_config(content: bytes, where: str) -> dict[str, Any]:
     try:
-        config = json.loads(path.read_bytes())
+        config = json.loads(content)
     except ValueError as error:
         raise ArtifactError(
-            "SPECC-E0502", "a tokenizer file is damaged", where=str(path), found=str(error),
-            cure="copy the artifact again",
+            "SPECC-E0502", "a tokenizer file is damaged", where=f"{where}/tokenizer_config.json",
+            found=str(error), cure="copy the artifact again",
         ) from error  # fmt: skip
     return config if isinstance(config, dict) else {}
 

@@ -6,6 +6,7 @@ Importing this is cheap; what reads tensors is imported when needed.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -22,8 +23,14 @@ if TYPE_CHECKING:
 TRAINED = ("eagle", "eagle3", "mtp", "dflash", "dspark", "medusa")
 """Methods whose drafter is a checkpoint made for the target."""
 
-DISTILLED = ("eagle3", "mtp", "medusa", "dflash")
-"""Those that `specc distill` trains."""
+DISTILLED: Mapping[str, tuple[str, ...]] = {
+    "eagle3": ("--draft-vocab-size", "--intermediate-size", "--full-head"),
+    "mtp": ("--intermediate-size",),
+    "medusa": ("--full-head",),
+    "dflash": ("--draft-vocab-size", "--intermediate-size", "--full-head"),
+    "dspark": ("--draft-vocab-size", "--intermediate-size", "--full-head"),
+}
+"""Those that `specc distill` trains, and the flags that shape each."""
 
 SHIPPED = Path(__file__).parent / "data" / "drafters"
 """A folder for each drafter that comes with specc."""

