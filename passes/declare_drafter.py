@@ -64,7 +64,7 @@ class DeclareDrafter(Pass):
             if name not in known or not known[name][1] <= value <= known[name][2]:
                 allowed = ", ".join(f"{n} ({lo} to {hi})" for n, (_, lo, hi) in known.items())
                 raise PassError(
-                    "SPECC-E0357", f"{self.kind} has no option {name}={value}",
+                    "SPECC-E0357", f"{self._host_drafter or self.kind} has no option {name}={value}",
                     expected=allowed or "no options", cure="correct --drafter-options",
                 )  # fmt: skip
 

@@ -174,13 +174,9 @@ def _check_host_drafter(request: CompileRequest) -> None:
 
 
 def _check_device(request: CompileRequest) -> None:
-    kind, _, soc = request.device.partition(":")
+    kind = request.device.partition(":")[0]
     flags.one_of("--graph-dtype", request.graph_dtype, ("f32", "f16"))
-    if kind not in ("cpu", ONNX, ASCEND) or (kind != ASCEND and request.device != kind):
-        raise UsageError(
-            "SPECC-E0113", f"--device {request.device} is not built yet",
-            expected="--device cpu, onnx or ascend:SOC", cure="leave it out",
-        )  # fmt: skip
+    check_device_name(request.device)
     if kind == "cpu":
         if request.graph_dtype != "f32":
             raise flags.conflict(
@@ -196,8 +192,6 @@ def _check_device(request: CompileRequest) -> None:
                 expected=f"--quant {' or '.join(TVM_QUANTS)}",
             )  # fmt: skip
         return
-    if kind == ASCEND:
-        check_soc(soc)
     least, most = OPSETS
     if request.opset and not least <= request.opset <= most:
         raise flags.bad_value("--opset", f"{least} to {most}, which CANN reads", request.opset)
@@ -240,6 +234,18 @@ def _check_shards(request: CompileRequest) -> None:
     flags.at_least("--link-gbps", request.link_gbps, 0)
     if kind == ASCEND:
         servers.check_one_server(soc, request.kv_shards[0])
+
+
+def check_device_name(device: str) -> None:
+    """Raise UsageError for what is no device: cpu, onnx or ascend:SOC."""
+    kind, _, soc = device.partition(":")
+    if kind not in ("cpu", ONNX, ASCEND) or (kind != ASCEND and device != kind):
+        raise UsageError(
+            "SPECC-E0113", f"--device {device} is not built yet",
+            expected="--device cpu, onnx or ascend:SOC", cure="leave it out",
+        )  # fmt: skip
+    if kind == ASCEND:
+        check_soc(soc)
 
 
 def check_soc(soc: str) -> None:

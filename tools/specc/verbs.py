@@ -17,6 +17,7 @@ VERBS = {
     "inspect": "Show what is in an artifact, without running it.",
     "verify": "Compare an artifact with plain decoding and with the original model.",
     "bench": "Measure an artifact against its own plain decoding.",
+    "advise": "Say which method fits a model and a use.",
     "doctor": "Say what this machine can compile and run.",
     "distill": "Train a drafter for a model.",
     "opt": "Show what the passes make of a model.",

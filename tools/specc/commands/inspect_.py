@@ -206,10 +206,14 @@ def _lengths(manifest: Manifest) -> str:
 
 
 def _drafter(manifest: Manifest) -> str:
+    """Who drafts and where; options are those of the one on the host, if there is one."""
     drafter = manifest.drafter
-    place = "on the host" if drafter.host else "inside the round"
     options = ", ".join(f"{k}={v}" for k, v in drafter.options.items() if v not in ([], {}))
-    return f"{drafter.kind}, {place}" + (f" ({options})" if options else "")
+    shown = f" ({options})" if options else ""
+    if drafter.host:
+        return f"{drafter.kind}, on the host{shown}"
+    beside = f", {drafter.host_drafter} on the host beside it" if drafter.host_drafter else ""
+    return f"{drafter.kind}, inside the round{beside}{shown}"
 
 
 def _weights(weights: dict[str, Any]) -> str:

