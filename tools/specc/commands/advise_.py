@@ -95,11 +95,17 @@ def render(situation: Situation, options: list[Option]) -> str:
     lines = [f"{best.method}, for {situation.batch} text{'s' * (situation.batch > 1)} at once of up to "
              f"{situation.context} tokens on {situation.device}:"]  # fmt: skip
     lines += [f"  {reason}" for reason in best.why] + [f"  {best.how}", ""]
-    rows = [
-        ("method", "speed-up", "tokens/s", "memory", "per million", *DIMENSIONS, "known how", "")
-    ]
-    rows += [_row(o) for o in options]
-    lines.append(output.table(rows))
+    titles = (
+        "method",
+        "speed-up",
+        "tokens/s",
+        "memory",
+        "per million",
+        *DIMENSIONS,
+        "known how",
+        "",
+    )
+    lines.append(output.table([titles, *map(_row, options)]))
     first = next((o for o in options if o.basis == "assumed" and o.pays), None)
     if first is not None:
         lines += [

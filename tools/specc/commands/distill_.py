@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import Group, Parameter
 
@@ -92,15 +92,13 @@ def main(
     plan = Plan(
         minutes=minutes, steps=steps, rate=rate, seed=seed, k=num_speculative_tokens, floor=floor
     )
-    given = {
-        "tokens": tokens,
-        "draft_vocab_size": draft_vocab_size,
-        "intermediate_size": intermediate_size,
-    }
+    shaped: dict[str, Any] = {
+        "tokens": tokens, "draft_vocab_size": draft_vocab_size, "intermediate_size": intermediate_size,
+    }  # fmt: skip
     request = DistillRequest(
         target, method, drafter, work or drafter.with_name(drafter.name + ".work"), corpus,
         dtype=dtype, full_head=full_head, force=force, plan=plan,
-        **{name: value for name, value in given.items() if value is not None},
+        **{name: value for name, value in shaped.items() if value is not None},
     )  # fmt: skip
     report = distill(request, JsonProgress() if json else TerminalProgress())
     found = {kind: a.as_json() for kind, a in report.acceptance.items()}
