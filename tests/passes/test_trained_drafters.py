@@ -55,8 +55,8 @@ DRAFTERS: dict[str, Make] = {
     "mtp": made(synthetic_mtp.speculators),
     "eagle3-safeailab": made(synthetic.eagle3),
     "eagle3-fc-norm-recycled-norm": made(synthetic.specforge_eagle3, fc_norm=True, norm_output=True),
-    "peagle-specforge": made(synthetic.specforge_peagle),
-    "peagle-speculators": made(synthetic.speculators_peagle, layers=3),
+    "eagle3-parallel-specforge": made(synthetic.specforge_peagle),
+    "eagle3-parallel-speculators": made(synthetic.speculators_peagle, layers=3),
     "eagle3-deepspec": made(synthetic.deepspec_eagle3, [0, 2, 3, 5, 6]),
     "eagle3-norm-before": made(
         synthetic.speculators_eagle3, norm_before_fc=True, norm_before_residual=True
