@@ -1,3 +1,4 @@
+# ruff: noqa: E501 (programs as they print)
 from __future__ import annotations
 
 from dataclasses import replace
