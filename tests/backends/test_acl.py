@@ -299,6 +299,32 @@ def test_where_cann_is_not(
     assert generate(path, 2)[0] == wanted
 
 
+def test_who_runs_graphs_is_chosen_by_name(
+    artifacts: Artifacts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = copied(artifacts.of("ngram"), tmp_path / "copy.specc")
+    monkeypatch.setenv("SPECC_EXECUTOR", "tensorrt")
+    error = refused(path)
+    assert (error.code, error.found) == ("SPECC-E0601", "tensorrt")
+    monkeypatch.setenv("SPECC_EXECUTOR", "acl")
+    Artifact.load(path).close()
+    _forget(path, "om/")
+    shutil.rmtree(path / "om")
+    error = refused(path)
+    assert error.code == "SPECC-E0511"
+    assert "build_om.sh" in error.cure
+
+
+def test_halves(artifacts: Artifacts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Caches and matrices of 16 bits: other numbers than transformers', the same on both."""
+    path = artifacts.of("none", graph_dtype="f16")
+    kinds = {b.dtype for b in Manifest.read(path).state}
+    assert kinds == {"f16"}
+    on_npu = generate(path)
+    monkeypatch.setenv("SPECC_EXECUTOR", "onnxruntime")
+    assert generate(path) == on_npu
+
+
 def test_a_libascendcl_without_the_calls(
     artifacts: Artifacts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <new>
+#include <string>
 
 #include "cache.h"
 #include "core/error.h"
@@ -16,7 +17,7 @@ constexpr int kMost = 64;  // inputs or outputs of a graph
 
 specc_executor executor = nullptr;
 void* executor_user = nullptr;
-std::unique_ptr<GraphDevice> device;
+GraphDevice* device = nullptr;  // closed by the engine, never by an exit: what it calls may be gone by then
 
 // Runs what may throw, and records its text.
 template <class Body>
@@ -150,13 +151,29 @@ void forget_state(void* state) {
   if (device != nullptr) device->give_state(state);
 }
 
+// Where nothing is chosen, OMs decide: an artifact that has them never runs elsewhere because something is missing.
+void choose_device(const char* directory) {
+  const char* set = std::getenv("SPECC_EXECUTOR");
+  const std::string chosen = set != nullptr ? set : "";
+  if (!chosen.empty() && chosen != "onnxruntime" && chosen != "acl") {
+    throw Error(Code::Option, "there is no such executor of graphs")
+        .where("SPECC_EXECUTOR")
+        .expected("acl or onnxruntime")
+        .found(chosen)
+        .cure("correct or unset it");
+  }
+  if (chosen == "onnxruntime") return;
+  if (specc_open_device != nullptr) device = specc_open_device(directory).release();
+  if (device == nullptr && chosen == "acl") {
+    throw Error(Code::BadModel, "the artifact has no OMs that an NPU could run")
+        .where(directory)
+        .cure("run its build_om.sh where CANN is; if it has none, compile with --device ascend:SOC");
+  }
+}
+
 int32_t open_device(const char* directory) {
   clear_error();
-  // Said by name: an artifact for an NPU never runs elsewhere because something is missing.
-  const char* chosen = std::getenv("SPECC_EXECUTOR");
-  const bool wanted = chosen == nullptr || std::strcmp(chosen, "onnxruntime") != 0;
-  if (specc_open_device == nullptr || !wanted) return kOk;
-  return recorded([&] { device = specc_open_device(directory); });
+  return recorded([&] { choose_device(directory); });
 }
 
 int32_t place(const char* name, Tensor* state) {
@@ -172,7 +189,10 @@ int32_t place(const char* name, Tensor* state) {
   return kOk;
 }
 
-void close_device() { device.reset(); }
+void close_device() {
+  delete device;
+  device = nullptr;
+}
 
 constexpr specc_device kDevice = {open_device, place, close_device};
 
