@@ -80,20 +80,20 @@ def resident(plans: Sequence[Plan], graphs: Collection[str]) -> Resident:
 
     A graph has one table for all its calls, so what one call cannot leave on the device none does.
     """
-    uses = [u for p in plans for u in _uses(p, graphs)]
-    states = {u.ref for u in uses if u.is_commit and u.place == 0}
+    seen = [u for p in plans for u in uses(p, graphs)]
+    states = {u.ref for u in seen if u.is_commit and u.place == 0}
     while True:
-        read = {u.where for u in uses if u.ref in states} - {
-            u.where for u in uses if u.ref not in states
+        read = {u.where for u in seen if u.ref in states} - {
+            u.where for u in seen if u.ref not in states
         }
-        made = {u.source for u in uses if u.rows_of(states)}
-        made -= {u.source for u in uses if not u.rows_of(states)}
+        made = {u.source for u in seen if u.rows_of(states)}
+        made -= {u.source for u in seen if not u.rows_of(states)}
         lost = {
-            u.ref for u in uses
+            u.ref for u in seen
             if u.ref in states and not (u.is_commit and u.place == 0)
             and not (u.where in read and u.user is not None and u.user.entry in graphs)
         }  # fmt: skip
-        lost |= {u.user.inputs[0] for u in uses if u.user and u.rows_of(states) and u.source not in made}  # fmt: skip
+        lost |= {u.user.inputs[0] for u in seen if u.user and u.rows_of(states) and u.source not in made}  # fmt: skip
         if not lost:
             break
         states -= lost
@@ -102,7 +102,7 @@ def resident(plans: Sequence[Plan], graphs: Collection[str]) -> Resident:
 
 
 @dataclass(frozen=True)
-class _Use:
+class Use:
     """A value or state `ref` as input `place` of `user`, or a result of the plan; `source`: of which graph, if any."""
 
     user: Instruction | None
@@ -112,10 +112,12 @@ class _Use:
 
     @property
     def where(self) -> Place:
+        """Whose input it is, and which."""
         return (self.user.entry if self.user else "", self.place)
 
     @property
     def is_commit(self) -> bool:
+        """Whether a commit takes it."""
         return self.user is not None and self.user.entry == COMMIT
 
     def rows_of(self, states: set[str]) -> bool:
@@ -123,14 +125,15 @@ class _Use:
         return bool(self.user and self.is_commit and self.place == 1 and self.user.inputs[0] in states)  # fmt: skip
 
 
-def _uses(plan: Plan, graphs: Collection[str]) -> Iterator[_Use]:
+def uses(plan: Plan, graphs: Collection[str]) -> Iterator[Use]:
+    """Each use of a value or state in `plan`."""
     source = {
         f"%{o}": (i.entry, n)
         for i in plan.instructions if i.entry in graphs for n, o in enumerate(i.outputs)
     }  # fmt: skip
     for instruction in plan.instructions:
         for place, ref in enumerate(instruction.inputs):
-            yield _Use(instruction, place, ref, source.get(ref))
+            yield Use(instruction, place, ref, source.get(ref))
     for place, value in enumerate(plan.outputs):
         ref = f"%{value.name}"
-        yield _Use(None, place, ref, source.get(ref))
+        yield Use(None, place, ref, source.get(ref))

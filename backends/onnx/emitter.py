@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ from specc.ir.graphs import results_of, type_of
 IR_VERSION = 8
 
 Lowering = Callable[["Emitter", fx.Node], "str | list[str]"]
+Emission = Callable[["Emitter", "list[str]"], str]
+"""Emits a value from results of the graph, by name; returns the value's name."""
 LOWERINGS: dict[Any, Lowering] = {}
 """Operation -> what emits it: names of its results."""
 
@@ -49,8 +51,13 @@ class Emitter:
         self.node: fx.Node | None = None
         self.bound: dict[fx.Node, str] = {}
 
-    def model(self, bound: Mapping[str, str]) -> onnx.ModelProto:
-        """The model; `bound` maps inputs of the function to the weights that they are."""
+    def model(
+        self, bound: Mapping[str, str], more: Sequence[tuple[str, TensorType, Emission]] = ()
+    ) -> onnx.ModelProto:
+        """The model; `bound` maps inputs of the function to the weights that they are.
+
+        `more`: results to add after the function's, made from the names of those.
+        """
         inputs = []
         for node in self.function.inputs:
             if node.name in bound:
@@ -69,6 +76,10 @@ class Emitter:
         ):
             self._append("Identity", [self.values[result]], [f"out_{name}"], {})
             outputs.append(_described(f"out_{name}", type_of(result)))
+        own = [o.name for o in outputs]
+        for name, type_, emit in more:
+            self._append("Identity", [emit(self, own)], [f"out_{name}"], {})
+            outputs.append(_described(f"out_{name}", type_))
         graph = helper.make_graph(
             self.nodes, self.function.name, inputs, outputs,
             initializer=[self.initializers[n] for n in self.initializers],

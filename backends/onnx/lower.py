@@ -15,8 +15,16 @@ from specc.backends.base import Device, Lowered, Progress
 from specc.backends.onnx import ascend
 from specc.backends.onnx import lowerings as _lowerings
 from specc.backends.onnx.atc import Job
-from specc.backends.onnx.commits import COMMIT, Resident, require_caches, resident, with_commits
-from specc.backends.onnx.emitter import Emitter, write_model
+from specc.backends.onnx.commits import (
+    COMMIT,
+    Place,
+    Resident,
+    require_caches,
+    resident,
+    with_commits,
+)
+from specc.backends.onnx.emitter import Emission, Emitter, write_model
+from specc.backends.onnx.greedy import best_of, emit_best, judged, with_best
 from specc.backends.onnx.store import WeightFiles
 from specc.backends.onnx.table import DEFAULT_OPSET
 from specc.backends.plan import Plan, plans_of
@@ -69,6 +77,12 @@ class OnnxBackend:
         E0422 to E0425 for models and programs that are not legal; E0426 for a cache that cannot stay on an NPU.
         """
         graphs = graphs_of(program)
+        soc = device.graphs.partition(":")[2]
+        # (No runtime plays the shards of several NPUs yet.)
+        npu = soc if program.sharding is None else ""
+        plans = _plans(program, graphs)
+        logits = judged(list(plans.values()), [leaf.name for leaf, _ in graphs]) if npu else {}
+        plans = {name: with_best(plan, logits) for name, plan in plans.items()}
         (into / FOLDER).mkdir()
         weights = WeightFiles(program.weights, into / FOLDER)
         opset = device.opset or DEFAULT_OPSET
@@ -76,7 +90,7 @@ class OnnxBackend:
         jobs = []
         with progress.phase(f"write {len(graphs)} ONNX models, opset {opset}"):
             for leaf, bound in graphs:
-                model = Emitter(leaf, opset, weights).model(bound)
+                model = Emitter(leaf, opset, weights).model(bound, _best(leaf, logits))
                 file = f"{FOLDER}/{leaf.name}.onnx"
                 write_model(model, into / file)
                 described[leaf.name] = {
@@ -87,15 +101,12 @@ class OnnxBackend:
         files = [str(d["file"]) for d in described.values()] + [
             f"{FOLDER}/{f}" for f in weights.files
         ]
-        plans = _plans(program, graphs)
         kept = resident(list(plans.values()), [leaf.name for leaf, _ in graphs])
-        soc = device.graphs.partition(":")[2]
-        # (No runtime plays the shards of several NPUs yet.)
-        npu = soc if program.sharding is None else ""
         if npu:
             require_caches(program.state.values(), kept)
         with progress.phase(f"compile for {device.isa}"):
-            files += _link(graph_table(graphs, device.isa, kept, npu), into, device.isa, bool(npu))
+            table = graph_table(graphs, device.isa, kept, logits, npu)
+            files += _link(table, into, device.isa, bool(npu))
         facts: dict[str, object] = {
             "format": "onnx", "opset": opset, "functions": described, "state": "onnx-only",
             "verified_on_npu": False,
@@ -208,21 +219,38 @@ def _link(table: str, into: Path, isa: str, device: bool) -> list[str]:
     return ["model.so", "lib/libspecc.so", "include/specc.h"]
 
 
-def graph_table(graphs: Graphs, isa: str, kept: Resident, soc: str) -> str:
+def _best(leaf: Function, logits: Mapping[Place, int]) -> list[tuple[str, TensorType, Emission]]:
+    """The results that a graph gets: the best token of each row of logits."""
+    made = []
+    for number, valid in best_of(logits, leaf.name).items():
+        rows, size = type_of(results_of(leaf.graph)[number]).at()
+
+        def emit(e: Emitter, own: list[str], n: int = number, s: int = size, v: int = valid) -> str:
+            return emit_best(e, own[n], s, v)
+
+        made.append((f"best_{number}", TensorType("i64", (rows,)), emit))
+    return made
+
+
+def graph_table(
+    graphs: Graphs, isa: str, kept: Resident, logits: Mapping[Place, int], soc: str
+) -> str:
     """The C++ file that lists graphs and, as leaves, what calls them. `soc`: the chip of OMs, empty for none."""
     values, rows, leaves = [], [], []
     for number, (leaf, bound) in enumerate(graphs):
         inputs = [n for n in leaf.inputs if n.name not in bound]
         outputs = results_of(leaf.graph)
         taken = [_value(n.name, type_of(n), (leaf.name, i) in kept.inputs) for i, n in enumerate(inputs)]  # fmt: skip
-        given = [_value("", type_of(n), (leaf.name, i) in kept.outputs) for i, n in enumerate(outputs)]  # fmt: skip
+        given = [
+            _value("", type_of(n), (leaf.name, i) in kept.outputs, (leaf.name, i) in logits)
+            for i, n in enumerate(outputs)
+        ]
+        given += [_value("", type_, False) for _, type_, _ in _best(leaf, logits)]
         for side, listed in (("in", taken), ("out", given)):
             values.append(
                 f"const specc_graph_value {side}{number}[] = {{{', '.join(listed) or '{}'}}};"
             )
-        rows.append(
-            f'    {{"{leaf.name}", {len(inputs)}, {len(outputs)}, in{number}, out{number}}},'
-        )
+        rows.append(f'    {{"{leaf.name}", {len(inputs)}, {len(given)}, in{number}, out{number}}},')
         leaves.append(_leaf(leaf.name, f"run_graph({number}, in, n, out, m)"))
     leaves.append(_leaf(COMMIT, "run_commit(in, n, out, m)"))
     states = "".join(f'"{name}", ' for name in sorted(kept.states))
@@ -251,7 +279,8 @@ def _leaf(name: str, call: str) -> str:
     )
 
 
-def _value(name: str, type_: TensorType, kept: bool) -> str:
+def _value(name: str, type_: TensorType, kept: bool, lazy: bool = False) -> str:
     shape = type_.at()
     dims = ", ".join(map(str, shape))
-    return f'{{"{name}", {_NUMBERS[type_.dtype]}, {len(shape)}, {{{dims}}}, {str(kept).lower()}}}'
+    flags = f"{str(kept).lower()}, {str(lazy).lower()}"
+    return f'{{"{name}", {_NUMBERS[type_.dtype]}, {len(shape)}, {{{dims}}}, {flags}}}'

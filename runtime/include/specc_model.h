@@ -39,7 +39,7 @@ typedef struct specc_model {
   specc_tensor* (*view)(void* data, int32_t dtype, int32_t ndim, const int64_t* shape);
   specc_tensor* (*retain)(specc_tensor*);
   void (*release)(specc_tensor*);
-  void* (*data)(specc_tensor*);
+  void* (*data)(specc_tensor*); /* NULL if a device has it and it cannot be fetched; error() has the text */
   int32_t (*info)(specc_tensor*, int32_t* dtype, int32_t* ndim, const int64_t** shape, const int64_t** stride);
 
   /* Runs one entry. `in` references are consumed, `out` references belong to the caller. `attrs` are the integers of the

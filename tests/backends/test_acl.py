@@ -145,14 +145,23 @@ def test_tokens_and_acceptance(
     assert {k: generate(path, k) for k in (0, 2, 4)} == found
 
 
-def test_sampling_says_the_same_on_both(
-    artifacts: Artifacts, monkeypatch: pytest.MonkeyPatch
+WHOLE = {
+    "sampled": {"temperature": 0.8, "seed": 5},
+    "penalised": {"options": {"repetition_penalty": 1.3}},
+}
+"""What needs whole logits, in rounds and in pieces of them."""
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_who_needs_logits_fetches_them(
+    name: str, artifacts: Artifacts, wanted: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, options = artifacts.of("draft_model"), {"temperature": 0.8, "seed": 5}
-    sampled = generate(path, 4, **options)[0]
-    assert sampled == generate(path, 0, **options)[0]
+    path, options = artifacts.of("draft_model"), WHOLE[name]
+    found = generate(path, 4, **options)[0]
+    assert found != wanted
+    assert found == generate(path, 0, **options)[0]
     monkeypatch.setenv("SPECC_EXECUTOR", "onnxruntime")
-    assert sampled == generate(path, 4, **options)[0]
+    assert found == generate(path, 4, **options)[0]
 
 
 def test_a_round_allocates_nothing_and_commits_once(artifacts: Artifacts, double: Double) -> None:
@@ -162,12 +171,15 @@ def test_a_round_allocates_nothing_and_commits_once(artifacts: Artifacts, double
         next(session.iterate())
         double.forget_calls()
         before, rounds = double.count("commits"), session.stat("rounds")
+        down = double.count("downloaded")
         list(session.iterate())
         assert double.counts(ALLOCATING) == dict.fromkeys(ALLOCATING, 0)
         played = session.stat("rounds") - rounds
         # The last commit waits for a round that follows.
         assert played - 1 <= double.count("commits") - before <= played
         assert double.count("aclmdlExecuteAsync") == played
+        row = 4 * engine.manifest.model.vocab_size
+        assert 0 < double.count("downloaded") - down < played * 3 * row, "chosen tokens, no logits"
 
 
 def test_two_texts_have_caches_of_their_own(artifacts: Artifacts, wanted: list[int]) -> None:

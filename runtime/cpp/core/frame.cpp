@@ -76,7 +76,13 @@ Frame::Matrix Frame::matrix(const Plan& plan, size_t index) const {
   const bool right = model_.info(tensor, &dtype, &ndim, &shape, &stride) == 0 && dtype == SPECC_F32 && ndim == 2 &&
                      shape[0] == agreed[0] && shape[1] == agreed[1] && stride[1] == 1 && stride[0] >= 0;
   if (!right) other_value(plan, index, "f32" + shape_text(agreed));
-  return {static_cast<const float*>(model_.data(tensor)), static_cast<size_t>(stride[0])};
+  const void* data = model_.data(tensor);
+  if (data == nullptr) {
+    throw Error(Code::Compute, "a device does not hand out a value")
+        .where(plan.name + "." + plan.outputs[index].name)
+        .told(model_.error());
+  }
+  return {static_cast<const float*>(data), static_cast<size_t>(stride[0])};
 }
 
 void Frame::release(uint32_t slot) noexcept {

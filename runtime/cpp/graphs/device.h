@@ -24,8 +24,12 @@ class GraphDevice {
   virtual void give_state(void* state) noexcept = 0;
 
   // Runs graph `index` of the table. Values that the table calls resident are the device's memory: `in` says where
-  // states are, and `out` is told where new rows are, until this graph runs again. Others are the host's.
+  // states are, and `out` is told where new rows are, until this graph runs again. Others are the host's; lazy results are
+  // not written.
   virtual void run(int32_t index, const specc_graph_data* in, specc_graph_data* out) = 0;
+
+  // Copies a lazy result of the graph's last run to the host.
+  virtual void fetch(int32_t index, int32_t output, void* to) = 0;
 
   // Copies new rows into a state: after what was run so far, and before what is run later.
   virtual void commit(void* state, const void* rows, size_t bytes) = 0;

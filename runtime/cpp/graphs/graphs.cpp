@@ -5,6 +5,7 @@
 #include <cstring>
 #include <new>
 #include <string>
+#include <vector>
 
 #include "cache.h"
 #include "core/error.h"
@@ -18,6 +19,13 @@ constexpr int kMost = 64;  // inputs or outputs of a graph
 specc_executor executor = nullptr;
 void* executor_user = nullptr;
 GraphDevice* device = nullptr;  // closed by the engine, never by an exit: what it calls may be gone by then
+
+// Lazy results that are still on the device alone, each in the place of its graph and number.
+struct Pending {
+  int32_t graph = 0, output = 0;
+  Storage* storage = nullptr;
+};
+std::vector<Pending> pending;
 
 // Runs what may throw, and records its text.
 template <class Body>
@@ -65,9 +73,42 @@ Tensor* new_rows(const specc_graph_value& value, void* where) {
   return tensor;
 }
 
+Status fetch_pending(Storage* storage) {
+  auto* place = static_cast<Pending*>(storage->device);
+  place->storage = nullptr;
+  storage->device = nullptr;
+  storage->forget = nullptr;
+  storage->fetch = nullptr;
+  return recorded([&] { device->fetch(place->graph, place->output, storage->data); });
+}
+
+void forget_pending(void* place) { static_cast<Pending*>(place)->storage = nullptr; }
+
+Pending& place_of(int32_t index, int32_t output) {
+  return pending[static_cast<size_t>(index) * kMost + static_cast<size_t>(output)];
+}
+
+// The device writes these again: what somebody still holds is fetched first.
+Status fetch_before(int32_t index) {
+  for (int32_t i = 0; i < specc_graphs[index].n_out; i++) {
+    Storage* held = place_of(index, i).storage;
+    if (held != nullptr && fetch_pending(held) != kOk) return 1;
+  }
+  return kOk;
+}
+
+void leave_pending(int32_t index, int32_t output, Storage* storage) {
+  Pending& place = place_of(index, output);
+  place = {index, output, storage};
+  storage->device = &place;
+  storage->forget = forget_pending;
+  storage->fetch = fetch_pending;
+}
+
 Status run(int32_t index, Tensor** in, Tensor** out) {
   const specc_graph& graph = specc_graphs[index];
   const bool on_device = device != nullptr;
+  if (on_device && fetch_before(index) != kOk) return 1;
   specc_graph_data from[kMost], to[kMost];
   for (int32_t i = 0; i < graph.n_in; i++) {
     if (check_value(graph, i, in[i]) != kOk) return 1;
@@ -86,6 +127,7 @@ Status run(int32_t index, Tensor** in, Tensor** out) {
   if (!on_device) return run_by_host(graph, from, to);
   if (recorded([&] { device->run(index, from, to); }) != kOk) return 1;
   for (int32_t i = 0; i < graph.n_out; i++) {
+    if (graph.out[i].lazy) leave_pending(index, i, out[i]->storage);
     if (!graph.out[i].resident) continue;
     out[i] = new_rows(graph.out[i], to[i].data);
     if (out[i] == nullptr) return 1;
@@ -163,7 +205,10 @@ void choose_device(const char* directory) {
         .cure("correct or unset it");
   }
   if (chosen == "onnxruntime") return;
-  if (specc_open_device != nullptr) device = specc_open_device(directory).release();
+  if (specc_open_device != nullptr) {
+    pending.resize(static_cast<size_t>(specc_graph_count) * kMost);
+    device = specc_open_device(directory).release();
+  }
   if (device == nullptr && chosen == "acl") {
     throw Error(Code::BadModel, "the artifact has no OMs that an NPU could run")
         .where(directory)

@@ -12,6 +12,7 @@ struct specc_graph_value {
   int32_t dtype, ndim;
   int64_t shape[specc::kMaxDims];
   bool resident;  // a device keeps it: state that is read, or new rows of it that only a commit takes
+  bool lazy;      // a device hands it out when somebody looks: logits
 };
 
 struct specc_graph {

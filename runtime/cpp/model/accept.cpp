@@ -19,9 +19,11 @@ Status run_argmax(const Call& call) {  // logits; attrs: valid vocabulary
   return kOk;
 }
 
-Status run_accept(const Call& call) {  // tokens, logits, length, temperature, seed; attrs: valid vocabulary
+// tokens, logits, length, temperature, seed[, best]; attrs: valid vocabulary. `best`, i64 [T], is what temperature 0
+// chooses, -1 for a row with a NaN: logits are then not looked at.
+Status run_accept(const Call& call) {
   const char* name = "specc.accept";
-  if (expect(name, call, 5, 2, 1) != kOk) return 1;
+  if (expect(name, call, call.n_in == 6 ? 6 : 5, 2, 1) != kOk) return 1;
   const Tensor& logits = *call.in[1];
   if (expect_logits(name, logits, call.attrs[0]) != kOk) return 1;
   const int64_t rows = logits.sizes[0];
@@ -33,6 +35,9 @@ Status run_accept(const Call& call) {  // tokens, logits, length, temperature, s
   const int64_t length = *call.in[2]->data<int64_t>();
   const double temperature = *call.in[3]->data<double>();
   const uint64_t seed = static_cast<uint64_t>(*call.in[4]->data<int64_t>());
+  if (call.n_in == 6 && expect_tensor(name, call.in[5], SPECC_I64, rows) != kOk) return 1;
+  const int64_t* best = call.n_in == 6 && temperature == 0 ? call.in[5]->data<int64_t>() : nullptr;
+  if (best == nullptr && fetch(call.in[1]) != kOk) return 1;
 
   const int64_t one = 1;
   Tensor* chosen = new_empty(SPECC_I64, 1, &rows);
@@ -48,9 +53,9 @@ Status run_accept(const Call& call) {  // tokens, logits, length, temperature, s
   for (int64_t row = 0;; row++) {
     const float* from = logits.data<float>() + row * logits.strides[0];
     const Choice choice =
-        temperature == 0
-            ? choose_greedy(from, call.attrs[0])
-            : choose_sampled(from, call.attrs[0], temperature, seed, static_cast<uint64_t>(length + 1 + row));
+        best != nullptr      ? Choice{best[row], best[row] < 0}
+        : temperature == 0 ? choose_greedy(from, call.attrs[0])
+                           : choose_sampled(from, call.attrs[0], temperature, seed, static_cast<uint64_t>(length + 1 + row));
     if (choice.any_nan) {
       std::memset(y, 0, rows * sizeof *y);
       count = -1;

@@ -36,6 +36,8 @@ specc_tensor* retain_tensor(specc_tensor* tensor) {
 }
 
 void* data(specc_tensor* tensor) {
+  clear_error();
+  if (fetch(tensor) != kOk) return nullptr;
   return tensor->storage->data + tensor->offset * static_cast<int64_t>(dtype_size(tensor->dtype));
 }
 

@@ -18,6 +18,7 @@ struct alignas(64) Storage {
   size_t granted;  // of the pool block that holds this header (and the data, if owned)
   void* device;    // where a device holds what this stands for; then `data` must not be read. Null: it is here
   void (*forget)(void* device);  // called with the last reference, if not null
+  int32_t (*fetch)(Storage*);    // fills `data` from the device, if not null, which it then is; 0 on success
 };
 
 }  // namespace specc
@@ -61,6 +62,12 @@ Tensor* new_view(const Tensor* base, int32_t dtype, int32_t ndim, const int64_t*
                  int64_t offset);
 // Makes `target` a second view of what `source` views; both keep their own handles.
 void rebind(Tensor* target, const Tensor* source);
+
+// Sees that the data is here. 0 on success.
+inline int32_t fetch(Tensor* tensor) {
+  Storage* storage = tensor->storage;
+  return storage->fetch != nullptr ? storage->fetch(storage) : 0;
+}
 
 void retain(Tensor* tensor);
 void release(Tensor* tensor);

@@ -235,6 +235,7 @@ aclError aclrtMemcpyAsync(void* to, size_t room, const void* from, size_t bytes,
   if (const aclError code = planned("aclrtMemcpyAsync", check_copy(to, room, from, bytes, kind, false))) return code;
   stream.emplace_back([=] {
     if (within(device, to, bytes) && within(device, from, bytes)) ++counts["commits"];
+    if (kind == ACL_MEMCPY_DEVICE_TO_HOST) counts["downloaded"] += static_cast<long>(bytes);
     std::memcpy(to, from, bytes);
     return 0;
   });

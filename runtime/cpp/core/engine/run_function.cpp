@@ -151,7 +151,9 @@ size_t copy_tensor(const specc_model& model, specc_tensor* tensor, void* output,
   if (!bytes) refuse("the output is absurdly large", "output");
   if (output == nullptr || capacity < static_cast<size_t>(*bytes)) return static_cast<size_t>(*bytes);
   char* to = static_cast<char*>(output);
-  copy_strided(static_cast<const char*>(model.data(tensor)), shape, stride, 0, element, to);
+  const void* from = model.data(tensor);
+  if (from == nullptr) throw Error(Code::Compute, "a device does not hand out a value").told(model.error());
+  copy_strided(static_cast<const char*>(from), shape, stride, 0, element, to);
   return static_cast<size_t>(*bytes);
 }
 

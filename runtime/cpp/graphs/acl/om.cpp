@@ -183,17 +183,21 @@ void Om::make_buffers(DeviceMemory& memory) {
   }
   up_ = end;
   for (size_t i = 0; i < outputs_.size(); ++i) {
-    if (!graph_.out[i].resident) lay(outputs_[i]);
+    if (!graph_.out[i].resident && !graph_.out[i].lazy) lay(outputs_[i]);
   }
   down_ = end - up_;
+  for (size_t i = 0; i < outputs_.size(); ++i) {
+    if (graph_.out[i].lazy) lay(outputs_[i]);
+  }
+  const size_t shared = end;
   for (size_t i = 0; i < outputs_.size(); ++i) {
     if (graph_.out[i].resident) lay(outputs_[i]);
   }
   buffers_ = DevicePiece(memory, end, path_.c_str());
   void* pinned = nullptr;
-  npu_.check(acl.aclrtMallocHost(&pinned, up_ + down_ + kAlignment), "aclrtMallocHost", path_.c_str());
+  npu_.check(acl.aclrtMallocHost(&pinned, shared + kAlignment), "aclrtMallocHost", path_.c_str());
   pinned_ = static_cast<char*>(pinned);
-  std::memset(pinned_, 0, up_ + down_);
+  std::memset(pinned_, 0, shared);
   in_ = acl.aclmdlCreateDataset();
   out_ = acl.aclmdlCreateDataset();
   for (const size_t index : order_) bind(inputs_[index], in_, buffers_.data() + inputs_[index].at);
@@ -242,12 +246,24 @@ void Om::run(const specc_graph_data* in, specc_graph_data* out) {
     const Slot& slot = outputs_[i];
     if (graph_.out[i].resident) {
       out[i] = {buffers_.data() + slot.at, slot.bytes};
+    } else if (graph_.out[i].lazy) {
+      continue;
     } else if (is_wide(graph_.out[i])) {
       widen(pinned_ + slot.at, out[i].data, elements(graph_.out[i]));
     } else {
       std::memcpy(out[i].data, pinned_ + slot.at, slot.bytes);
     }
   }
+}
+
+void Om::fetch(size_t output, void* to) {
+  const Slot& slot = outputs_[output];
+  npu_.check(npu_.acl().aclrtMemcpyAsync(pinned_ + slot.at, slot.bytes, buffers_.data() + slot.at, slot.bytes,
+                                         ACL_MEMCPY_DEVICE_TO_HOST, npu_.stream()),
+             "aclrtMemcpyAsync", graph_.name);
+  npu_.wait(graph_.name);
+  unfinished_ = false;
+  std::memcpy(to, pinned_ + slot.at, slot.bytes);
 }
 
 }  // namespace specc

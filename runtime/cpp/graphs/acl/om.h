@@ -25,8 +25,9 @@ class Om {
   Om(const Om&) = delete;
   Om& operator=(const Om&) = delete;
 
-  // As GraphDevice::run.
+  // As GraphDevice::run and fetch.
   void run(const specc_graph_data* in, specc_graph_data* out);
+  void fetch(size_t output, void* to);
 
  private:
   struct Slot {
@@ -52,7 +53,7 @@ class Om {
   aclmdlDataset *in_ = nullptr, *out_ = nullptr;
   std::vector<Slot> inputs_, outputs_;  // in the table's order
   std::vector<size_t> order_;           // of the OM's inputs: their numbers in the table
-  // What the host gives, what it takes, and then what stays: so that each direction is one copy.
+  // What the host gives, what it takes, what it may take, and then what stays: so that each direction is one copy.
   DevicePiece buffers_;
   char* pinned_ = nullptr;
   size_t up_ = 0, down_ = 0;  // bytes of the first two parts

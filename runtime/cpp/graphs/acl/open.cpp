@@ -108,6 +108,11 @@ class AclDevice final : public GraphDevice {
     oms_[static_cast<size_t>(index)]->run(in, out);
   }
 
+  void fetch(int32_t index, int32_t output, void* to) override {
+    npu_.enter();
+    oms_[static_cast<size_t>(index)]->fetch(static_cast<size_t>(output), to);
+  }
+
   void commit(void* state, const void* rows, size_t bytes) override {
     npu_.enter();
     npu_.check(npu_.acl().aclrtMemcpyAsync(state, bytes, rows, bytes, ACL_MEMCPY_DEVICE_TO_DEVICE, npu_.stream()),
