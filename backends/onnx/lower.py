@@ -221,7 +221,7 @@ def _link(table: str, into: Path, isa: str, device: bool) -> list[str]:
 
 def _best(leaf: Function, logits: Mapping[Place, int]) -> list[tuple[str, TensorType, Emission]]:
     """The results that a graph gets: the best token of each row of logits."""
-    made = []
+    made: list[tuple[str, TensorType, Emission]] = []
     for number, valid in best_of(logits, leaf.name).items():
         rows, size = type_of(results_of(leaf.graph)[number]).at()
 
