@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from specc.ir.arena import Arena
 from specc.ir.graphs import state_name, weight_name
 from specc.ir.program import Contract, DraftState, Function, ModelInfo, Role, SpeculativeProgram
 from specc.ir.weights import Weight, WeightStore
@@ -31,6 +32,8 @@ def _lines(program: SpeculativeProgram) -> Iterator[str]:
     if program.sharding is not None:
         yield f"shards {program.sharding.count} by {program.sharding.way}"
     yield from map(str, program.state.values())
+    if program.arena is not None:
+        yield from _arena(program.arena)
     yield from _weights(program.weights)
     for played in program.rounds:
         depth = f" depth={played.depth}" if played.depth else ""
@@ -47,6 +50,14 @@ def _model(model: ModelInfo) -> str:
     parts += [f"eos={list(model.eos_token_ids)}"]
     parts += [] if model.bos_token_id is None else [f"bos={model.bos_token_id}"]
     return " ".join(parts)
+
+
+def _arena(arena: Arena) -> Iterator[str]:
+    for plan in arena.plans:
+        yield f"arena {arena.split} ({arena.writes} writes proved): {plan.rows} rows, {plan.bytes} bytes"
+        for zone in plan.zones:
+            yield f"  zone {zone.name} at {zone.offset}: {zone.bytes} bytes, {zone.used} used"
+            yield from (f"    ${name} at {offset}" for name, offset in zone.buffers.items())
 
 
 _HASH = re.compile(r"([0-9a-f]{8})[0-9a-f]{56}")
