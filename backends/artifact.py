@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from specc import cache
 from specc.backends.base import Device, Lowered, Progress
 from specc.backends.plan import Plan
 from specc.ir import Packing, SpeculativeProgram, WeightStore
+from specc.ir.arena import CANARY, PAGE, Arena
 from specc.ir.types import TensorType, itemsize
 
 SCHEMA_VERSION = 1
@@ -98,6 +99,7 @@ def write_artifact(
             }
             for b in program.state.values()
         ],
+        **({} if program.arena is None else {"arena": _arena(program.arena)}),
         "functions": {n: _renamed(p, names).as_json() for n, p in lowered.plans.items()},
         "weights": {
             "file": WEIGHTS,
@@ -109,6 +111,10 @@ def write_artifact(
     }  # fmt: skip
     (into / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
     return manifest
+
+
+def _arena(arena: Arena) -> dict[str, Any]:
+    return {"guard": {"page": PAGE, "canary": CANARY}, **asdict(arena)}
 
 
 def _packing(packing: Packing) -> dict[str, Any]:

@@ -120,6 +120,11 @@ class _Proof:
         args: tuple[Any, ...] = node.args
         if node.target is ops.cache_write.default:
             buffer, places, dim = known.get(args[0]), [known.get(args[2])], 1
+        elif node.target is ops.cache_write_shard.default:
+            # By its definition it leaves out what is not its shard's; which rows those are must still be known.
+            buffer, dim, first = known.get(args[0]), 1, int(args[3])
+            within = isinstance(known.get(args[2]), Interval) and first >= 0
+            places = [Interval(0, 0)] if within else [None]
         elif node.target is ops.cache_move.default:
             buffer, places, dim = known.get(args[0]), [known.get(a) for a in args[1:]], 1
         elif node.target is ops.cache_copy.default:

@@ -109,10 +109,13 @@ class PlanArena(Pass):
         )  # fmt: skip
 
 
+_BY_POSITION = (StateKind.KV_CACHE, StateKind.FEATURES)
+
+
 def _sizes(program: SpeculativeProgram, zone: str, rows: int) -> dict[str, int]:
-    """Bytes of each buffer of a zone at `rows` positions of a text. Taps hold the rows of a call instead."""
+    """Bytes of each buffer of a zone at `rows` positions of a text. Taps hold the rows of a call, shards a part."""
     whole = program.max_model_len * program.max_num_seqs
     return {
-        b.name: b.bytes if b.kind is StateKind.HIDDEN_STATES else b.bytes // whole * rows
+        b.name: b.bytes // whole * rows if b.type.shape[1] == whole and b.kind in _BY_POSITION else b.bytes
         for b in program.state.values() if b.zone == zone
     }  # fmt: skip

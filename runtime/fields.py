@@ -8,6 +8,9 @@ from typing import Any
 
 from specc.errors import ArtifactError
 
+DTYPE_BYTES = {
+    "f64": 8, "i64": 8, "f32": 4, "i32": 4, "bf16": 2, "f16": 2, "i8": 1, "u8": 1, "bool": 1,
+}  # fmt: skip
 _MISSING = object()
 _KINDS = {
     dict: "an object", list: "a list", str: "a string", bool: "true or false", int: "a number",
@@ -86,6 +89,13 @@ class Field:
         if isinstance(found, bool) or not isinstance(found, (int, float)) or not found >= least:
             raise damaged(self.path, f"a number of at least {least}", str(found))
         return float(found)
+
+    def dtype(self) -> str:
+        """The name of an element type."""
+        name = self.string()
+        if name not in DTYPE_BYTES:
+            raise damaged(self.path, " ".join(DTYPE_BYTES), name)
+        return name
 
     def boolean(self, *, default: bool | None = None) -> bool:
         """True or false."""

@@ -5,24 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
-from operator import mul
 from pathlib import Path
 from typing import Any
 
 from specc.errors import ArtifactError
 from specc.runtime.fields import Field, check_inner, damaged
 from specc.runtime.graph_facts import Graphs
+from specc.runtime.state import Arena, StateBuffer, read_arena, read_state
 
 SCHEMA_VERSION = 1
 """The newest manifest this package reads."""
 
 MODEL_ABI = 1
 """The border to compiled functions (SPECC_MODEL_ABI in specc_model.h)."""
-
-DTYPE_BYTES = {
-    "f64": 8, "i64": 8, "f32": 4, "i32": 4, "bf16": 2, "f16": 2, "i8": 1, "u8": 1, "bool": 1,
-}  # fmt: skip
 
 Dim = int | str
 """A number, or `"T"`: the rows of a call."""
@@ -115,18 +110,6 @@ class Value:
 
 
 @dataclass(frozen=True)
-class StateBuffer:
-    """A tensor of a session."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    owner: str
-    zone: str
-    bytes: int
-
-
-@dataclass(frozen=True)
 class Function:
     """The border of one plan; `calls` is how many instructions it has."""
 
@@ -178,6 +161,7 @@ class Manifest:
     files: Mapping[str, FileEntry]
     provenance: Mapping[str, Any]
     graphs: Graphs | None
+    arena: Arena | None
     raw: Mapping[str, Any] = field(repr=False, compare=False)
 
     @classmethod
@@ -216,6 +200,7 @@ class Manifest:
         model = _model(root["model"])
         lengths = _draft_lengths(root["num_speculative_tokens"])
         drafter = _drafter(root["drafter"])
+        state = tuple(read_state(item) for item in root["state"].items())
         functions = {n: _function(n, f) for n, f in root["functions"].entries()}
         return cls(
             schema_version=schema,
@@ -230,7 +215,7 @@ class Manifest:
             num_speculative_tokens=lengths,
             drafter=drafter,
             rounds=_rounds(root["rounds"], lengths, drafter, functions),
-            state=tuple(_state(item) for item in root["state"].items()),
+            state=state,
             functions=functions,
             weights_file=root["weights"]["file"].inner_path(),
             weights_bytes=root["weights"]["bytes"].integer(0),
@@ -240,6 +225,7 @@ class Manifest:
             files={n: _file(n, f) for n, f in root["files"].entries()},
             provenance=root.get("provenance").mapping({}),
             graphs=Graphs.read(root.get("graphs")),
+            arena=read_arena(root.get("arena"), state, model.max_model_len * model.max_num_seqs),
             raw=document,
         )
 
@@ -291,6 +277,11 @@ class Manifest:
         for buffer in self.state:
             zones[buffer.zone] = zones.get(buffer.zone, 0) + buffer.bytes
         return zones
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes that a session allocates in all, for the longest text."""
+        return self.arena.plans[-1].bytes if self.arena else sum(b.bytes for b in self.state)
 
     @property
     def source_model(self) -> str | None:
@@ -414,18 +405,6 @@ def _function_name(at: Field, functions: Mapping[str, Function]) -> str | None:
     return at.string()
 
 
-def _state(at: Field) -> StateBuffer:
-    dtype, shape = _dtype(at["dtype"]), at["shape"].integers(0)
-    size = at["bytes"].integer(0)
-    needed = reduce(mul, shape, DTYPE_BYTES[dtype])
-    if size != needed:
-        raise damaged(f"{at.path}.bytes", f"{needed}, by dtype and shape", str(size))
-    return StateBuffer(
-        at["name"].string(), dtype, shape,
-        at.get("owner").string(default=""), at.get("zone").string(default=""), size,
-    )  # fmt: skip
-
-
 def _function(name: str, at: Field) -> Function:
     return Function(
         name,
@@ -437,7 +416,7 @@ def _function(name: str, at: Field) -> Function:
 
 def _value(at: Field) -> Value:
     shape = tuple("T" if d.value == "T" else d.integer(0) for d in at["shape"].items())
-    return Value(at["name"].string(), _dtype(at["dtype"]), shape)
+    return Value(at["name"].string(), at["dtype"].dtype(), shape)
 
 
 def _packed(at: Field) -> PackedMatrix:
@@ -450,10 +429,3 @@ def _packed(at: Field) -> PackedMatrix:
 def _file(name: str, at: Field) -> FileEntry:
     check_inner(name, at.path)
     return FileEntry(name, at["bytes"].integer(0), at["sha256"].string())
-
-
-def _dtype(at: Field) -> str:
-    name = at.string()
-    if name not in DTYPE_BYTES:
-        raise damaged(at.path, " ".join(DTYPE_BYTES), name)
-    return name

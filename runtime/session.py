@@ -48,10 +48,10 @@ class Logprobs:
 _COUNTS = (
     "rounds", "drafts", "draft_tokens", "accepted_tokens", "new_tokens", "prefill_tokens",
     "k_current", "depth_current", "cut_mismatch", "cut_grammar", "cut_confidence", "cut_stop",
-    "cut_length", "found_drafts",
+    "cut_length", "found_drafts", "launches", "host_syncs", "thread_syncs",
 )  # fmt: skip
 _FLOATS = frozenset((
-    "confidence_threshold", "frequency_penalty", "min_p", "presence_penalty", "repetition_penalty",
+    "confidence_threshold", "draft_weight", "frequency_penalty", "min_p", "presence_penalty", "repetition_penalty",
     "temperature", "top_p",
 ))  # fmt: skip
 _NUMBERS = ("prefill_s", "decode_s", "draft_s", "round_s", "acceptance_ewma")

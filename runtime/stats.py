@@ -40,6 +40,8 @@ class Stats:
 
     `cut_...`: rounds that lost drafts, by what came first: another choice of the target, a grammar, a stop, a cap.
     `found_drafts`: drafts that were found in the text by a drafter on the host, beside one in the graph.
+    Of rounds: `launches` of compiled functions and kernels, `host_syncs`, returns to the engine, and `thread_syncs`,
+    meetings of threads in kernels.
     """
 
     rounds: int
@@ -63,6 +65,9 @@ class Stats:
     cut_stop: int = 0
     cut_length: int = 0
     found_drafts: int = 0
+    launches: int = 0
+    host_syncs: int = 0
+    thread_syncs: int = 0
 
     @property
     def tokens_per_s(self) -> float:

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from specc.backends.plan import BUILT_INS, Plan
 from specc.backends.reference.lower import FOLDER
+from specc.backends.reference.memory import Memory
 from specc.errors import ArtifactError, RequestError
-from specc.ir.types import DTYPES
 from specc.ir.weights import WeightStore
 from specc.runtime.manifest import Manifest
 
@@ -90,9 +90,8 @@ class ReferenceArtifact:
             _check_option("draft_depth", depth, self.manifest.drafter.depths or (0,))
         if not prompt:
             raise RequestError("SPECC-E0607", "the prompt is empty", cure="pass at least one token")
-        state = {
-            b.name: torch.zeros(tuple(b.shape), dtype=DTYPES[b.dtype]) for b in self.manifest.state
-        }
+        arena = Memory(self.manifest)
+        state = arena.buffers
         tokens = list(prompt)
         row = self._prefill(tokens[:-1], state)
         extended = 0  # positions of the drafter's own state that are right, and the token after each known to it
@@ -110,6 +109,7 @@ class ReferenceArtifact:
                 pairs = self._extend(drafter.extend, tokens, extended, state)
                 extended = len(tokens) - 1
             chosen, accepted = self._round(name, tokens, row, temperature, seed, state, pairs)
+            arena.check_guards()
             if accepted < 0:
                 raise RequestError("SPECC-E0604", "a logit is NaN", cure="report the model")
             row = accepted

@@ -70,6 +70,19 @@ SPECC_API void specc_session_close(specc_session*);
  *   ignore_eos              int    0|1
  *   num_speculative_tokens  int    -1 adaptive (default), or one of the artifact's K
  *   draft_depth             int    -1 adaptive (default), or one of the artifact's depths
+ *   length_policy           text   what chooses how much is drafted; the tokens are the same with any:
+ *                                  "adaptive" (default): what pays by measured costs and acceptance;
+ *                                  "prompt-length": 2 for prompts under 32 tokens, 8 over 2048, else 5;
+ *                                  "aimd": one more after a round that kept all drafts, half after one that lost some;
+ *                                  "batch:N" (16): nothing while more than N texts of the artifact are in the making;
+ *                                  "priority": up to the share of the longest draft that draft_weight is of the
+ *                                  greatest of all texts in the making.
+ *                                  The next smaller K of the artifact is taken; the last two limit a fixed K too, beside
+ *                                  the second and third one is refused
+ *   draft_weight            float  above 0 (default 1)
+ *   guard_rounds            int    rounds between two looks at the guards around the state's buffers (default 64; 1: no
+ *                                  token of a round is given out before them; 0: never). The end of a text is one too.
+ *                                  Damage is SPECC_RUNTIME, from then on in every round of the session
  *   seed                    int    noise of sampling (default 0)
  *   temperature             float  >= 0; 0 is greedy (default)
  * The rest change which tokens are chosen, with the formulas of vLLM, in each row of a round as in plain decoding: the
@@ -136,6 +149,9 @@ SPECC_API void specc_session_cancel(specc_session*);
  *   prefill_s; decode_s, of which draft_s in host drafters and round_s in round functions           (seconds)
  *   (waiting for other sessions is in decode_s alone; bringing a drafter up to the prompt is prefill; up to what was decoded without it, decoding)
  *   k_current, depth_current (of the last round, 0 without depths), acceptance_ewma
+ *   guard_checks: looks at the guards (a count); state_bytes: what is reserved for the state at present
+ *   of rounds, without bringing a drafter up: launches (compiled functions and kernels that were called), host_syncs (times
+ *   that the engine had their results before it went on), thread_syncs (times that threads met in a kernel)   (counts)
  *   found_drafts: of the drafts, those found in the text, where a drafter on the host stands beside one in the graph
  *   cut_mismatch, cut_grammar, cut_confidence, cut_stop, cut_length: rounds that lost drafts, by what came first   (counts)
  * accepted_tokens counts what verification accepted, also where a stop or cap then cut the block. */

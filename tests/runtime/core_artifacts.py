@@ -4,8 +4,11 @@ import hashlib
 import json
 import shutil
 import struct
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+from specc.ir import arena
 
 VOCAB, VALID, MAX_LEN, CHUNK, SALT = 100, 97, 64, 4, 12345
 LENGTHS = [0, 1, 2, 4]
@@ -169,7 +172,27 @@ def manifest_of(kind: str) -> Json:
         ],
         "functions": functions(kind, depths),
         "provenance": {},
+    } | (in_two_plans() if kind == "short" else {})
+
+
+def in_two_plans() -> Json:
+    """State that lies as the compiler lays it out, in 24 rows or all."""
+    texts = {
+        n: state(n, "i64", 8, 1, MAX_LEN) | {"kind": "kv_cache"} for n in ("text", "draft_text")
     }
+    taps = state("taps", "f32", 4, max(CHUNK, LENGTHS[-1] + 1), 2) | {"kind": "hidden_states"}
+    plans = []
+    for rows in (24, MAX_LEN):
+        zones = {
+            "target": {"text": rows * 8},
+            "drafter": {"draft_text": rows * 8},
+            "taps": {"taps": taps["bytes"]},
+        }
+        sized = [(name, held, arena.needed(held)) for name, held in zones.items()]
+        plans.append(asdict(arena.lay_out(sized, rows)))
+    guard = {"page": arena.PAGE, "canary": arena.CANARY}
+    found = {"split": "auto", "guard": guard, "writes": 0, "plans": plans}
+    return {"state": [*texts.values(), taps], "arena": found}
 
 
 def weights_bytes() -> bytes:

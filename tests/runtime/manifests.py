@@ -26,6 +26,12 @@ def document() -> dict[str, Any]:
             "name": "target.k.0", "dtype": "f32", "shape": [2, 128, 16], "owner": "target",
             "zone": "target", "bytes": 16384,
         }],
+        "arena": {
+            "split": "auto", "guard": {"page": 4096, "canary": 128}, "writes": 7,
+            "plans": [{"rows": 128, "bytes": 28672, "zones": [{
+                "name": "target", "offset": 4096, "bytes": 20480, "used": 16640, "buffers": {"target.k.0": 8064},
+            }]}],
+        },
         "functions": {
             "prefill": {
                 "inputs": [{"name": "tokens", "dtype": "i64", "shape": ["T"]}], "outputs": [],

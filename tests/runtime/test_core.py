@@ -13,6 +13,7 @@ import pytest
 from filelock import FileLock
 
 from tests.runtime.core_artifacts import (
+    MAX_LEN,
     SALT,
     VALID,
     VOCAB,
@@ -25,7 +26,16 @@ ROOT = Path(__file__).parent.parent.parent
 CORE = ROOT / "runtime/cpp/core"
 TESTS = Path(__file__).parent / "cpp"
 # Compiling is most of the time: nothing is optimised.
-FLAGS = ["-std=c++17", "-O0", "-g1", "-Wall", "-Wextra", "-Werror", f"-I{ROOT / 'runtime/include'}"]
+FLAGS = [
+    "-DSPECC_DEBUG",
+    "-std=c++17",
+    "-O0",
+    "-g1",
+    "-Wall",
+    "-Wextra",
+    "-Werror",
+    f"-I{ROOT / 'runtime/include'}",
+]
 COMMON = [
     "algorithm",
     "map",
@@ -71,6 +81,7 @@ def build(shared_folder: Path) -> Path:
                 "pairs",
                 "whole",
                 "drawn",
+                "short",
             ):
                 write_artifact(folder / "artifacts" / kind, manifest_of(kind), folder / "model.so")
             (folder / "done").touch()
@@ -111,7 +122,9 @@ def test_unit(build: Path, tmp_path: Path, name: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("name", ["session", "pieces", "drawn", "edges", "costs"])
+@pytest.mark.parametrize(
+    "name", ["session", "pieces", "drawn", "edges", "costs", "policy", "arena"]
+)
 def test_session(build: Path, artifacts: Path, name: str) -> None:
     done = run(build / "core_tests", name, artifacts)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -234,6 +247,48 @@ DAMAGE = [
     ("E0502", put("files/..", {"bytes": 1, "sha256": ""})),
     ("E0505", put("files/absent", {"bytes": 1, "sha256": ""})),
 ]
+
+
+PLAN = "arena/plans/0"
+DAMAGED_ARENA = [
+    put("arena", []),
+    put("arena/plans", []),
+    put("arena/plans/1", ...),
+    put("arena/guard/page", 4097),
+    put("arena/guard/page", 64),
+    put("arena/guard/canary", 0),
+    put("arena/guard/canary", 4096),
+    put(f"{PLAN}/rows", MAX_LEN),
+    put(f"{PLAN}/rows", 0),
+    put(f"{PLAN}/rows", 25),
+    put(f"{PLAN}/bytes", 4096),
+    put(f"{PLAN}/zones/0/offset", 0),
+    put(f"{PLAN}/zones/0/offset", 4160),
+    put(f"{PLAN}/zones/0/bytes", HUGE),
+    put(f"{PLAN}/zones/0/buffers/text", 4096),
+    put(f"{PLAN}/zones/0/buffers/text", 4096 + 129),
+    put(f"{PLAN}/zones/0/buffers/text", HUGE),
+    put(f"{PLAN}/zones/0/buffers/other", 4096 + 128),
+    put(f"{PLAN}/zones/0/buffers/text", ...),
+    put(f"{PLAN}/zones/1/buffers/text", 12288 + 128),
+    put(f"{PLAN}/zones/1/offset", 4096),
+    put(f"{PLAN}/zones/1/offset", 8192),
+    put(f"{PLAN}/zones/2/bytes", 8192),
+]
+
+
+@pytest.mark.parametrize("change", DAMAGED_ARENA, ids=[str(i) for i in range(len(DAMAGED_ARENA))])
+def test_a_damaged_arena_is_refused(
+    build: Path, artifacts: Path, tmp_path: Path, change: Change
+) -> None:
+    """No offset of a manifest leads out of the memory that the engine maps, or onto another buffer."""
+    folder = tmp_path / "artifact"
+    shutil.copytree(artifacts / "short", folder)
+    assert load(build, folder) == "ok\n"
+    manifest = json.loads((folder / "manifest.json").read_text())
+    change(manifest)
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    assert load(build, folder).startswith("SPECC-E0502 ")
 
 
 @pytest.mark.parametrize(("code", "change"), DAMAGE, ids=[str(i) for i in range(len(DAMAGE))])

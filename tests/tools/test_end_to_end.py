@@ -130,7 +130,8 @@ def test_inspect(capsys: pytest.CaptureFixture[str], tiny_artifact: Path) -> Non
     assert payload["problems"] == []
     assert payload["lossless"] is True
     assert payload["num_speculative_tokens"] == [0, 2, 4]
-    assert payload["memory"]["state_bytes"] == sum(b["bytes"] for b in payload["state"])
+    held = sum(b["bytes"] for b in payload["state"])
+    assert held < payload["memory"]["state_bytes"] < 1.1 * held  # with guards
     assert payload["bytes"] == sum(
         (tiny_artifact / name).stat().st_size for name in payload["files"]
     )

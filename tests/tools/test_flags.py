@@ -54,6 +54,7 @@ CHANGES: dict[str, tuple[Any, str]] = {
     "quant": ("int8", "ngram"),
     "quant_rounding": ("mse", "ngram"),
     "kv_cache_dtype": ("f16", "ngram"),
+    "kv_arena": ("30:70@1.2G", "draft_model"),
     "max_model_len": (77, "ngram"),
     "prefill_chunk": (16, "ngram"),
     "force": (True, "ngram"),

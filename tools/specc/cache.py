@@ -44,13 +44,19 @@ def limit() -> int:
     text = os.environ.get("SPECC_CACHE_LIMIT", "")
     if not text:
         return DEFAULT_LIMIT
-    found = re.fullmatch(r"(\d+)([kMGT]?)B?", text.strip())
+    found = read_size(text)
     if found is None:
         raise UsageError(
             "SPECC-E0103", "SPECC_CACHE_LIMIT is no size", expected="a size such as 500M or 20G",
             found=text, cure="correct it, or unset it",
         )  # fmt: skip
-    return int(found[1]) * int(1000 ** " kMGT".index(found[2] or " "))
+    return found
+
+
+def read_size(text: str) -> int | None:
+    """Bytes of 500M, 20G, 1.5GB or 0; None for what is no size."""
+    found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,15})?)([kMGT]?)B?", text.strip())
+    return None if found is None else int(float(found[1]) * 1000 ** " kMGT".index(found[2] or " "))
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from specc.errors import UsageError
 from specc.ir import SpeculativeProgram
 from specc.ir.importers.drafters import DrafterCheckpoint, Kind
 from specc.passes import Pass, Pipeline, pipelines
+from specc.passes.plan_arena import PlanArena
 from specc.passes.quantise_weights import QuantiseWeights
 from specc.passes.shard_caches import ShardCaches
 from specc.trained import TRAINED
@@ -27,8 +28,9 @@ def pipeline_of(method: str, *, every: bool = False) -> Pipeline:
     """
     if every:
         shape = pipelines.Shape(weights=QuantiseWeights(), draft_ids=(0,))
-        return pipelines.as_graphs(_pipeline(method, shape), half=True, shards=ShardCaches(2))
-    return _pipeline(method, pipelines.Shape())
+        graphs = pipelines.as_graphs(_pipeline(method, shape), half=True, shards=ShardCaches(2))
+        return pipelines.placed(graphs, PlanArena())
+    return pipelines.placed(_pipeline(method, pipelines.Shape()), PlanArena())
 
 
 def _pipeline(method: str, shape: pipelines.Shape) -> Pipeline:

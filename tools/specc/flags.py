@@ -11,8 +11,9 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
+from specc import cache
 from specc.errors import UsageError
-from specc.runtime import ADAPTIVE, Manifest
+from specc.runtime import ADAPTIVE, Manifest, Option
 
 Json = Annotated[bool, Parameter(name="--json", negative="")]
 Switch = Annotated[bool, Parameter(negative="")]
@@ -123,6 +124,27 @@ def shards(flag: str, text: str) -> tuple[int, str]:
     return int(count), way
 
 
+def arena(flag: str, text: str) -> tuple[tuple[tuple[int, int], ...], int]:
+    """Parts of drafter and target, for texts of any length or up to and over 7,200 tokens, and bytes; () and 0: auto.
+
+    `auto`, `30:70`, `30:70,20:80`, each with `@SIZE` or without.
+    """
+    expected = "auto, DRAFTER:TARGET or DRAFTER:TARGET,DRAFTER:TARGET, and @SIZE, as in 30:70@1.2G"
+    wrong = bad_value(flag, expected, text)
+    named, at, size = text.partition("@")
+    held = cache.read_size(size) if at else 0
+    if held is None or (at and held < 1):
+        raise wrong
+    if named == "auto":
+        return (), held
+    splits = [part.split(":") for part in named.split(",")]
+    if len(splits) > 2 or any(len(s) != 2 for s in splits):
+        raise wrong
+    if not all(part.isdecimal() and 0 < len(part) < 5 and int(part) for s in splits for part in s):
+        raise wrong
+    return tuple((int(drafter), int(target)) for drafter, target in splits), held
+
+
 def at_least(flag: str, value: float | None, least: float) -> None:
     """Refuse a number below `least`."""
     if value is not None and not value >= least:
@@ -164,14 +186,43 @@ def draft_length(manifest: Manifest, k: int | None) -> int:
     return k
 
 
-def speculation(manifest: Manifest, k: int) -> str:
+LENGTH_POLICIES = ("adaptive", "prompt-length", "aimd", "batch", "priority")
+ALONE = ("prompt-length", "aimd")
+"""Those that say how much is drafted, so that no K beside them can."""
+
+
+def length_policy(manifest: Manifest, name: str, k: int) -> dict[str, Option]:
+    """The engine's option for `--length-policy NAME`, none for what it does anyway; `k` is as `draft_length` has it."""
+    flag = "--length-policy"
+    kind, colon, texts = name.partition(":")
+    one_of(flag, kind, LENGTH_POLICIES)
+    if colon and (kind != "batch" or not texts.isdecimal() or not 0 < int(texts) < 1 << 31):
+        raise bad_value(flag, "batch:N, texts that are made at once, for batch alone", name)
+    if name == "adaptive":
+        return {}
+    if not manifest.speculates:
+        raise conflict(
+            f"{flag} has no meaning for an artifact that drafts nothing", "leave it out",
+            found=f"method {manifest.method}",
+        )  # fmt: skip
+    if k != ADAPTIVE and kind in ALONE:
+        raise conflict(
+            f"--num-speculative-tokens and {flag} {kind} both say how much is drafted",
+            "leave one of them out",
+        )
+    return {"length_policy": name}
+
+
+def speculation(manifest: Manifest, k: int, policy: str = "adaptive") -> str:
     """One line: who drafts and how much, or that nobody does and why."""
     if not manifest.speculates:
         why = "method none" if manifest.method == "none" else "compiled for K=0 alone"
         return f"off ({why})"
     if k == 0:
         return "off (K=0 was asked for)"
-    how = "K adaptive" if k == ADAPTIVE else f"K={k}"
+    chosen = "K adaptive" if k == ADAPTIVE else f"K={k}"
+    by = f"K by {policy}" if k == ADAPTIVE else f"{chosen} by {policy}"
+    how = chosen if policy == "adaptive" else by
     named = manifest.drafter.host_drafter
     beside = f" with {named} beside it" if named not in (None, manifest.method) else ""
     return (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from specc.prompts import Prompt
@@ -69,6 +69,8 @@ class Measurements:
     """All runs of a benchmark."""
 
     runs: list[Run] = field(default_factory=list)
+    policies: tuple[str, ...] = ()
+    """That have arms of their own, beside adaptive."""
 
     def of(self, arm: str, kind: str | None = None) -> list[Run]:
         """Runs of an arm, of all prompts or of one kind."""
@@ -108,6 +110,15 @@ class Measurements:
         total = sum(r.stats.decode_s for r in runs)
         return {"draft_s": draft, "round_s": rounds, "other_s": max(0.0, total - draft - rounds)}
 
+    def calls(self, arm: str) -> dict[str, float]:
+        """What a round of an arm asks of the machine besides arithmetic, on average."""
+        runs = self.of(arm)
+        rounds = sum(r.stats.rounds for r in runs) or 1
+        return {
+            name: sum(getattr(r.stats, name) for r in runs) / rounds
+            for name in ("launches", "host_syncs", "thread_syncs")
+        }
+
     def round_costs(self, lengths: Sequence[int]) -> list[RoundCost]:
         """For each K > 0 that ran, from the rounds that really had K drafts."""
         base = self._round(PLAIN.name, 0)
@@ -140,10 +151,34 @@ class Measurements:
         return seconds, sum(n.tokens for n in found) / rounds
 
 
-def arms_of(manifest: Manifest) -> list[Arm]:
-    """Plain, each K, adaptive."""
+MOST_DRAFT_COST = 0.3
+"""A rule of thumb: drafting should take no larger part of the time that verifying takes."""
+
+
+@dataclass(frozen=True)
+class DraftCost:
+    """Time of drafting over that of verifying, in rounds of K drafts."""
+
+    k: int
+    share: float
+
+    @property
+    def within(self) -> bool:
+        """Whether the rule of thumb is kept."""
+        return self.share <= MOST_DRAFT_COST
+
+
+def draft_cost(manifest: Manifest, phases: Mapping[str, float]) -> DraftCost | None:
+    """Of the widest K, from its phases; None where nothing is drafted or nothing was verified."""
+    k, verify = manifest.num_speculative_tokens[-1], phases["verify_s"]
+    return DraftCost(k, phases["draft_s"] / verify) if k and verify > 0 else None
+
+
+def arms_of(manifest: Manifest, policies: Sequence[str] = ()) -> list[Arm]:
+    """Plain, each K, adaptive, and other length policies."""
     fixed = [Arm(f"K={k}", k) for k in manifest.num_speculative_tokens[1:]]
-    return [PLAIN, *fixed, Arm("adaptive", ADAPTIVE)]
+    named = [Arm(policy, ADAPTIVE, policy=policy) for policy in policies]
+    return [PLAIN, *fixed, Arm("adaptive", ADAPTIVE), *named]
 
 
 def measure(
@@ -153,15 +188,16 @@ def measure(
     repeats: int,
     *,
     synthetic: Sequence[float] = (),
+    policies: Sequence[str] = (),
     done: Callable[[str], None] | None = None,
 ) -> Measurements:
     """Run all arms in turns, so that a machine that slows down slows them all.
 
     `synthetic`: acceptance by position, played by a drafter that knows the plain tokens.
     """
-    found = Measurements()
+    found = Measurements(policies=tuple(policies))
     encoded = [(p, p.ids(artifact, max_tokens)) for p in prompts]
-    arms = arms_of(artifact.manifest)
+    arms = arms_of(artifact.manifest, policies)
     told: dict[str, list[int]] = {}
     for prompt, ids in encoded:  # also warms caches and clocks up
         told[prompt.name] = [*ids, *_run(artifact, ids, PLAIN, max_tokens)[1]]
@@ -187,6 +223,7 @@ def _run(
 ) -> tuple[Stats, list[int]]:  # fmt: skip
     with artifact.session() as session:
         session.configure(max_tokens=max_tokens, ignore_eos=True, num_speculative_tokens=arm.k)
+        session.set("length_policy", arm.policy)
         if drafter is not None:
             session.set_drafter(drafter)
         session.append(ids)

@@ -16,6 +16,7 @@ from specc.ir.importers.source import ImportedModel, load_model
 from specc.ir.sharding import Way
 from specc.passes import Pipeline, pipelines
 from specc.passes.pipelines import Shape
+from specc.passes.plan_arena import PlanArena
 from specc.passes.quantise_weights import QuantiseWeights
 from specc.passes.shard_caches import ShardCaches
 from specc.progress import Progress
@@ -56,14 +57,18 @@ def pipeline_for(request: CompileRequest, imported: ImportedModel, progress: Pro
         host_options=request.drafter_options if request.host_drafter else {},
     )  # fmt: skip
     choice = _PIPELINES[request.method](request, imported, shape, progress)
-    if request.device == "cpu":
-        return choice
-    shards = None
-    if request.kv_shards is not None:
-        count, way = request.kv_shards
-        shards = ShardCaches(count, Way(way) if way else None)
-    half = request.graph_dtype == "f16"
-    return replace(choice, pipeline=pipelines.as_graphs(choice.pipeline, half=half, shards=shards))
+    pipeline = choice.pipeline
+    if request.device != "cpu":
+        shards = None
+        if request.kv_shards is not None:
+            count, way = request.kv_shards
+            shards = ShardCaches(count, Way(way) if way else None)
+        half = request.graph_dtype == "f16"
+        pipeline = pipelines.as_graphs(pipeline, half=half, shards=shards)
+    splits, size = flags.arena("--kv-arena", request.kv_arena)
+    # Inductor's code asks each cache for its length; graphs and plain torch have it built in.
+    any_length = request.device == "cpu" and request.backend == "inductor"
+    return replace(choice, pipeline=pipelines.placed(pipeline, PlanArena(splits, size, any_length)))
 
 
 def _caches(request: CompileRequest) -> str:

@@ -40,7 +40,7 @@ def page(
     semantic: bool,
 ) -> str:  # fmt: skip
     """The whole document. `semantic`: the drafter was a real one. Everything in it is escaped."""
-    arms = [arm.name for arm in arms_of(manifest)]
+    arms = [arm.name for arm in arms_of(manifest, found.policies)]
     colours = dict(zip(arms, (_GREY, *_COLOURS * len(arms)), strict=False))
     kinds = list(dict.fromkeys(run.kind for run in found.runs))
     figures = [_figure("Tokens a second", bars(_speeds(found, colours, None)))]

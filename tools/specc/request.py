@@ -63,6 +63,7 @@ class CompileRequest:
     quant: str = "none"
     quant_rounding: str = "nearest"
     kv_cache_dtype: str = "auto"
+    kv_arena: str = "auto"
     max_model_len: int | None = None
     prefill_chunk: int = 64
     calibration: Path | None = None
@@ -127,6 +128,7 @@ def check_request(request: CompileRequest) -> None:
     flags.one_of("--quant", request.quant, QUANTS)
     flags.one_of("--quant-rounding", request.quant_rounding, ROUNDINGS)
     flags.one_of("--kv-cache-dtype", request.kv_cache_dtype, KV_CACHE_DTYPES)
+    flags.arena("--kv-arena", request.kv_arena)
     _check_device(request)
     _check_shards(request)
     if request.quant_rounding != "nearest" and request.quant in ("none", "keep", "bf16"):

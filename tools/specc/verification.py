@@ -30,7 +30,7 @@ class Arm:
     """One way to run an artifact.
 
     `planted`: drafts are the plain tokens with errors among them. `temperature`: above 0, tokens are sampled, and are
-    compared with plain decoding at the same temperature and seed.
+    compared with plain decoding at the same temperature and seed. `policy` chooses K where it is adaptive.
     """
 
     name: str
@@ -38,6 +38,7 @@ class Arm:
     depth: int = ADAPTIVE
     planted: bool = False
     temperature: float = 0.0
+    policy: str = "adaptive"
 
 
 HEAT = 0.8

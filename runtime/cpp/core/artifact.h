@@ -1,4 +1,4 @@
-// A loaded artifact: immutable but for what its sessions learn of its speed; shared by them.
+// A loaded artifact: immutable but for what its sessions learn of its speed and of each other; shared by them.
 #pragma once
 
 #include <memory>
@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/length_policy.h"
 #include "engine/round_costs.h"
 #include "engine/round_table.h"
 #include "manifest.h"
@@ -28,6 +29,7 @@ class Artifact {
   const RoundTable& rounds() const { return rounds_; }
   // Of round functions, or of rounds in pieces, which cost more.
   RoundCosts& round_costs(bool in_pieces = false) const { return in_pieces ? piece_costs_ : round_costs_; }
+  Texts& texts() const { return texts_; }
   specc_tensor* const* weights() const { return weights_->views(); }
 
   // A place for the tokenizer, which is loaded at first use and by code this class does not know (tokenize_api.cpp).
@@ -48,6 +50,7 @@ class Artifact {
   std::vector<Plan> plans_;
   RoundTable rounds_;
   mutable RoundCosts round_costs_, piece_costs_;
+  mutable Texts texts_;  // that its sessions are making
   mutable LazyTokenizer tokenizer_;
 };
 

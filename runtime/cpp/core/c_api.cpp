@@ -37,6 +37,11 @@ double stat(const Session& session, std::string_view name) {
   if (name == "decode_s") return stats.decode_s;
   if (name == "draft_s") return stats.draft_s;
   if (name == "round_s") return stats.round_s;
+  if (name == "launches") return number(stats.launches);
+  if (name == "host_syncs") return number(stats.host_syncs);
+  if (name == "thread_syncs") return number(stats.thread_syncs);
+  if (name == "guard_checks") return number(stats.guard_checks);
+  if (name == "state_bytes") return number(session.state().plan().bytes);
   if (name == "k_current") return number(session.last_length());
   if (name == "depth_current") return number(session.last_depth());
   if (name == "acceptance_ewma") return session.acceptance_ewma();

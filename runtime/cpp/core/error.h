@@ -33,6 +33,7 @@ enum class Code {
   Compute = 609,
   Mask = 610,
   Npu = 611,
+  Guard = 613,
 };
 
 specc_result result_of(Code code) noexcept;

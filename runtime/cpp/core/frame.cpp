@@ -27,6 +27,8 @@ void Frame::execute(const Plan& plan, specc_tensor* const* inputs) {
   clear();
   for (size_t i = 0; i < plan.inputs.size(); ++i) slots_[i] = model_.retain(inputs[i]);
   for (const auto& instruction : plan.instructions) run(plan, instruction);
+  counts_.launches += plan.instructions.size();
+  ++counts_.host_syncs;
 }
 
 void Frame::run(const Plan& plan, const Instruction& instruction) {

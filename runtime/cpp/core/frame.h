@@ -35,6 +35,12 @@ class Frame {
 
   void clear() noexcept;
 
+  // So far: compiled functions and kernels that were called, and times that the engine had their results.
+  struct Counts {
+    uint64_t launches = 0, host_syncs = 0;
+  };
+  const Counts& counts() const { return counts_; }
+
  private:
   void run(const Plan& plan, const Instruction& instruction);
   specc_tensor* fetch(const Operand& operand);
@@ -44,6 +50,7 @@ class Frame {
   specc_tensor* const* weights_;
   specc_tensor* const* state_;
   std::vector<specc_tensor*> slots_, in_, out_;
+  Counts counts_;
 };
 
 // Clears the frame when the reader of its results is done, or an exception passes.

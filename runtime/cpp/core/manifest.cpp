@@ -152,15 +152,17 @@ std::vector<RoundSpec> read_rounds(const JsonCursor& list) {
   return rounds;
 }
 
-std::vector<StateSpec> read_state(const JsonCursor& list) {
+std::vector<StateSpec> read_state(const JsonCursor& list, int64_t rows) {
   std::vector<StateSpec> state;
   std::set<std::string> names;
   int64_t total = 0;
   for (const auto& item : list.items()) {
-    StateSpec buffer{item.at("name").string(), read_dtype(item.at("dtype")), read_shape(item.at("shape"), false), 0};
+    StateSpec buffer{item.at("name").string(), read_dtype(item.at("dtype")), read_shape(item.at("shape"), false)};
     buffer.bytes = item.at("bytes").integer(0, kMaxBytes);
     const auto needed = checked_bytes(buffer.shape, dtype_numbered(buffer.dtype)->bytes);
     if (!needed || *needed != buffer.bytes) item.fail("a state buffer's shape and its bytes disagree");
+    const auto kind = item.find("kind");
+    buffer.by_position = kind && !kind->is_word("hidden_states") && buffer.shape.size() >= 2 && buffer.shape[1] == rows;
     if (!names.insert(buffer.name).second) item.fail("a state buffer occurs twice");
     if ((total += buffer.bytes) > kMaxBytes) item.fail("the state is absurdly large");
     state.push_back(std::move(buffer));
@@ -220,7 +222,9 @@ Manifest Manifest::parse(std::string text, const std::string& source) {
   manifest.draft_lengths = read_draft_lengths(root.at("num_speculative_tokens"));
   manifest.drafter = read_drafter(root.at("drafter"));
   manifest.rounds = read_rounds(root.at("rounds"));
-  manifest.state = read_state(root.at("state"));
+  const int64_t rows = manifest.model.max_model_len * manifest.model.max_num_seqs;
+  manifest.state = read_state(root.at("state"), rows);
+  manifest.arena = read_arena(root.find("arena"), manifest.state, rows);
   for (const auto& entry : root.at("functions").entries()) {
     manifest.functions.push_back(read_function(entry.key, entry.value));
   }

@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "arena.h"
+
 namespace specc {
 
 inline constexpr int64_t kRows = -1;  // the dimension "T"
@@ -27,13 +29,6 @@ struct FunctionSpec {
   std::string name;
   std::vector<ValueSpec> inputs, outputs;
   std::vector<CallSpec> calls;
-};
-
-struct StateSpec {
-  std::string name;
-  int32_t dtype = 0;
-  std::vector<int64_t> shape;
-  int64_t bytes = 0;
 };
 
 struct ModelSpec {
@@ -88,6 +83,7 @@ struct Manifest {
   DrafterSpec drafter;
   std::vector<RoundSpec> rounds;
   std::vector<StateSpec> state;
+  ArenaSpec arena;  // where it lies
   std::vector<FunctionSpec> functions;
   std::string weights_file;
   uint64_t weights_bytes = 0;

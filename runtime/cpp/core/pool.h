@@ -28,6 +28,8 @@ class Pool {
   Pool& operator=(const Pool&) = delete;
 
   int32_t threads() const { return static_cast<int32_t>(workers_.size()) + 1; }
+  // How often several threads were set to work, and met again.
+  uint32_t jobs() const { return static_cast<uint32_t>(ticket_.load(std::memory_order_relaxed) >> 32); }
 
   // Runs body(arg, part) for part in [0, parts) and returns when all are done. Each thread has a run of neighbouring
   // parts and begins at its front, which reads memory in order; what it leaves over is taken from the back. Allocates

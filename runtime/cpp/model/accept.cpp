@@ -1,10 +1,17 @@
 // specc.argmax and specc.accept: from logits to tokens.
+#include <algorithm>
 #include <cstring>
 
 #include "builtins.h"
 #include "choose.h"
+#include "parallel.h"
 
 namespace specc {
+namespace {
+
+constexpr int64_t kMostRows = 32;  // chosen at once, a bit for each in a word
+
+}  // namespace
 
 Status run_argmax(const Call& call) {  // logits; attrs: valid vocabulary
   if (expect("specc.argmax", call, 1, 1, 1) != kOk) return 1;
@@ -48,23 +55,36 @@ Status run_accept(const Call& call) {
     return 1;
   }
   int64_t* y = chosen->data<int64_t>();
-  std::memset(y, 0, rows * sizeof *y);
-  int64_t count = 0;
-  for (int64_t row = 0;; row++) {
+  const auto choose = [&](int64_t row) {
     const float* from = logits.data<float>() + row * logits.strides[0];
-    const Choice choice =
-        best != nullptr      ? Choice{best[row], best[row] < 0}
-        : temperature == 0 ? choose_greedy(from, call.attrs[0])
-                           : choose_sampled(from, call.attrs[0], temperature, seed, static_cast<uint64_t>(length + 1 + row));
-    if (choice.any_nan) {
-      std::memset(y, 0, rows * sizeof *y);
-      count = -1;
-      break;
+    if (best != nullptr) return Choice{best[row], best[row] < 0};
+    return temperature == 0
+               ? choose_greedy(from, call.attrs[0])
+               : choose_sampled(from, call.attrs[0], temperature, seed, static_cast<uint64_t>(length + 1 + row));
+  };
+  // Noise keeps all threads busy with one row; greedily, each takes a row.
+  const int64_t at_once = temperature == 0 && best == nullptr ? std::clamp<int64_t>(host.threads, 1, kMostRows) : 1;
+  int64_t count = -1;
+  for (int64_t first = 0;; first += at_once) {
+    Choice choices[kMostRows];
+    const int64_t width = std::min(at_once, rows - first);
+    parallel(width, [&](int32_t i) { choices[i] = choose(first + i); });
+    uint64_t kept = 0, nans = 0;  // a bit for each row: the draft after it is its choice, it has a NaN
+    for (int64_t i = 0; i < width; i++) {
+      const int64_t row = first + i;
+      y[row] = choices[i].token;
+      kept |= static_cast<uint64_t>(row + 1 < rows && tokens[row + 1] == y[row]) << i;
+      nans |= static_cast<uint64_t>(choices[i].any_nan) << i;
     }
-    y[row] = choice.token;
-    count = row;
-    if (row + 1 == rows || tokens[row + 1] != y[row]) break;  // later rows do not count, and are not looked at
+    const int64_t accepted_here = __builtin_ctzll(~kept);
+    const int64_t deciding = std::min(accepted_here + 1, width);
+    if ((nans & ((uint64_t{1} << deciding) - 1)) != 0) break;
+    if (accepted_here == width) continue;
+    count = first + accepted_here;
+    break;
   }
+  // Rows after the last that counts were chosen in vain.
+  std::memset(y + count + 1, 0, (rows - count - 1) * sizeof *y);
   *accepted->data<int64_t>() = count;
   call.out[0] = chosen;
   call.out[1] = accepted;

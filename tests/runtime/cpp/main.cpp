@@ -36,6 +36,8 @@ int main(int argc, char** argv) {
   if (name == "drawn") drawn_test(folder);
   if (name == "pieces") pieces_test(folder);
   if (name == "costs") costs_test(folder);
+  if (name == "policy") policy_test(folder);
+  if (name == "arena") arena_test(folder);
   if (name == "edges") edges_test(folder);
   if (name == "replace") replace_test(folder);
   std::cout << name << ": " << failures << " failures\n";

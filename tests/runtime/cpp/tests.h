@@ -14,6 +14,8 @@ void session_test(const std::string& artifacts);
 void pieces_test(const std::string& artifacts);
 void drawn_test(const std::string& artifacts);
 void costs_test(const std::string& artifacts);
+void policy_test(const std::string& artifacts);
+void arena_test(const std::string& artifacts);
 void edges_test(const std::string& artifacts);
 void replace_test(const std::string& artifact);
 int load_and_report(const std::string& artifact);

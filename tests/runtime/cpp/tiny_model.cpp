@@ -127,10 +127,13 @@ void accept(specc_tensor** in, specc_tensor** out, const int64_t* attrs) {
 
 // ---- leaves ----
 
+// A text is [positions], or [1, positions] where the arena has plans of several lengths.
+int64_t positions_of(const specc_tensor* text) { return text->shape[text->ndim - 1]; }
+
 void write_text(specc_tensor* tokens, specc_tensor* at, specc_tensor* text) {
   for (int64_t r = 0; r < tokens->shape[0]; ++r) {
     const int64_t position = ints(at)[r];
-    if (position < 0 || position >= text->shape[0]) throw Failure{"position outside of the state"};
+    if (position < 0 || position >= positions_of(text)) throw Failure{"position outside of the state"};
     ints(text)[position] = ints(tokens)[r];
   }
 }

@@ -93,7 +93,7 @@ def test_tools_memory_and_names(
     tiny_artifact: Path, tiny_model: Path, artifact: Artifact, tmp_path: Path
 ) -> None:
     """As transformers renders them."""
-    state = sum(b.bytes for b in Manifest.read(tiny_artifact).state)
+    state = Manifest.read(tiny_artifact).state_bytes
     place = with_template(tiny_artifact, tmp_path / "tools.specc", TEMPLATE)
     flags = ["--state-memory", 3 * state + 1, "--metrics-prefix", "vllm", "--served-model-name", "mine",
              "--num-speculative-tokens", 2]  # fmt: skip

@@ -12,20 +12,22 @@ from specc import flags, output, prompts
 from specc.engines import open_compiled
 from specc.flags import Json
 from specc.measurement import (
+    MOST_DRAFT_COST,
     PLAIN,
     Measurements,
     RoundCost,
     Speed,
     arms_of,
+    draft_cost,
     measure,
     verify_seconds,
 )
 from specc.original import load_original
-from specc.progress import SilentProgress, TerminalProgress
+from specc.progress import SilentProgress, TerminalProgress, human_bytes
 from specc.prompts import Prompt
 from specc.recipe import Recipe
 from specc.report import page
-from specc.runtime import Artifact, Manifest
+from specc.runtime import ADAPTIVE, Artifact, Manifest
 
 ADAPTIVE_ARM = "adaptive"
 
@@ -38,6 +40,7 @@ def main(
     max_tokens: int = 128,
     repeats: int = 5,
     synthetic_acceptance: str | None = None,
+    length_policy: str | None = None,
     quality: Path | None = None,
     model: str | None = None,
     threads: int = 0,
@@ -59,6 +62,8 @@ def main(
         repeats: How often, 1 or more.
         synthetic_acceptance: Play a drafter of this acceptance by position, as in 0.8,0.6. NOT
             SEMANTIC: it knows the plain tokens, and tells what such a drafter would be worth here.
+        length_policy: Other rules than adaptive for choosing K, to be measured beside it, as in
+            prompt-length,aimd.
         quality: UTF-8 text on which perplexity is compared with the original model's, in float32.
         model: The original model, for --quality; left out, the one the artifact says.
         threads: Threads; 0 takes the physical cores this process may use.
@@ -92,8 +97,9 @@ def main(
                 "--synthetic-acceptance needs an artifact whose drafter can be replaced",
                 "compile with --method ngram", found=f"method {manifest.method}",
             )  # fmt: skip
+        policies = _policies(manifest, length_policy)
         with progress.phase(f"measure {prompts.total(asked)}, {repeats} times"):
-            found = measure(engine, asked, max_tokens, repeats, synthetic=rates)
+            found = measure(engine, asked, max_tokens, repeats, synthetic=rates, policies=policies)
         phases = _phases(engine, found, asked)
     if report is not None:
         text = page(manifest, found, phases, verdict(manifest, found), semantic=not rates)
@@ -103,6 +109,11 @@ def main(
     else:
         print(render(manifest, found, phases, rates))
     return output.EXIT_OK
+
+
+def _policies(manifest: Manifest, asked: str | None) -> list[str]:
+    names = list(dict.fromkeys(asked.split(","))) if asked is not None else []
+    return [name for name in names if flags.length_policy(manifest, name, ADAPTIVE)]
 
 
 def _quality(artifact: Path, text: Path, model: str | None, threads: int, *, json: bool) -> int:
@@ -128,7 +139,8 @@ def payload(
     manifest: Manifest, found: Measurements, phases: dict[str, float], rates: tuple[float, ...]
 ) -> dict[str, object]:
     """For JSON. `speculative` is what a user gets without choosing: adaptive K."""
-    arms = [a.name for a in arms_of(manifest)]
+    arms = [a.name for a in arms_of(manifest, found.policies)]
+    cost = draft_cost(manifest, phases)
     kinds = dict.fromkeys(r.kind for r in found.runs)
     return {
         "method": manifest.method,
@@ -145,6 +157,10 @@ def payload(
             for kind in kinds
         },
         "phases": phases,
+        "state_bytes": manifest.state_bytes,
+        "draft_cost": None
+        if cost is None
+        else {**asdict(cost), "limit": MOST_DRAFT_COST, "within": cost.within},
         "break_even": [
             {**asdict(c), "pays": c.pays}
             for c in found.round_costs(manifest.num_speculative_tokens)
@@ -157,7 +173,7 @@ def verdict(manifest: Manifest, found: Measurements) -> str:
     """Said plainly, above all when speculation loses."""
     if not manifest.speculates:
         return "nothing is drafted: this is plain decoding"
-    arms = [a.name for a in arms_of(manifest)[1:]]
+    arms = [a.name for a in arms_of(manifest, found.policies)[1:]]
     best = max(arms, key=lambda name: found.speed(name).ratio)
     speed = found.speed(best)
     adaptive = found.speed(ADAPTIVE_ARM)
@@ -184,7 +200,7 @@ def render(
     repeats = found.speed(PLAIN.name).repeats
     lines += ["", f"  {'one repeat' if repeats == 1 else f'medians of {repeats} repeats'}"]
     rows = [("", "tokens/s", "spread", "of plain", "acceptance length")]
-    for arm in arms_of(manifest):
+    for arm in arms_of(manifest, found.policies):
         speed = found.speed(arm.name)
         length = f"{found.mean_acceptance_length(arm.name):.2f}" if arm is not PLAIN else ""
         rows.append((arm.name, *_speed_row(speed), length))
@@ -207,9 +223,21 @@ def render(
         ]
         lines += ["  more tokens than that, and would from this acceptance of each draft on"]
         lines += [output.table([_COST_TITLES, *map(_cost_row, costs)])]
+    made: list[tuple[str, ...]] = [("a round makes", "calls", "host syncs", "thread syncs")]
+    for arm in arms_of(manifest)[:-1]:
+        made.append((arm.name, *(f"{n:.1f}" for n in found.calls(arm.name).values())))
+    lines += ["", output.table(made)]
     total = sum(phases.values()) or 1.0
     shares = ", ".join(f"{n.removesuffix('_s')} {v / total:.0%}" for n, v in phases.items())
     lines += ["", f"  time, {widest if manifest.speculates else PLAIN.name}: {shares}"]
+    split = "" if manifest.arena is None else f", split {manifest.arena.split}"
+    lines += [f"  state of a text: {human_bytes(manifest.state_bytes)} in one allocation{split}"]
+    cost = draft_cost(manifest, phases)
+    if cost is not None and not cost.within:
+        lines += [
+            f"  drafting K={cost.k} takes {cost.share:.2f} of the time of verifying; more than {MOST_DRAFT_COST:.2f}",
+            "  seldom pays: a smaller drafter or draft vocabulary, or a smaller K, may be faster",
+        ]
     lines += ["", verdict(manifest, found)]
     return "\n".join(lines)
 
@@ -270,4 +298,5 @@ def _arm_json(found: Measurements, arm: str) -> dict[str, object]:
         "mean_acceptance_length": found.mean_acceptance_length(arm),
         "acceptance_by_position": [accepted / drafted for drafted, accepted in positions],
         **found.seconds(arm),
+        "per_round": found.calls(arm),
     }

@@ -28,6 +28,7 @@ def main(
     temperature: float = 0.0,
     seed: int = 0,
     num_speculative_tokens: int | None = None,
+    length_policy: str = "adaptive",
     threads: int = 0,
     recipe: Recipe = None,
     sampling: Sampling = PLAIN,
@@ -47,6 +48,8 @@ def main(
         temperature: 0 is greedy; above, tokens are sampled.
         seed: Of the sampling noise.
         num_speculative_tokens: One K of the artifact; left out, the engine adapts it.
+        length_policy: What chooses K: adaptive, by measured costs; prompt-length; aimd; batch:N, nothing
+            while more than N texts are made at once; or priority, by draft_weight. The text is the same.
         threads: Threads; 0 takes the physical cores this process may use.
         recipe: TOML file with flags for this verb; what the command line says comes first.
         sampling: How tokens are chosen.
@@ -63,11 +66,12 @@ def main(
     template = ChatTemplate.of_artifact(artifact)
     with open_compiled(artifact, threads) as engine, engine.session() as session:
         k = flags.draft_length(engine.manifest, num_speculative_tokens)
+        options |= flags.length_policy(engine.manifest, length_policy, k)
         session.configure(
             max_tokens=max_tokens, temperature=temperature, seed=seed, num_speculative_tokens=k,
             **options,
         )  # fmt: skip
-        spoken = flags.speculation(engine.manifest, k)
+        spoken = flags.speculation(engine.manifest, k, length_policy)
         conversation = Conversation(engine, session, template, system)
         if not json:
             output.say(f"speculation: {spoken}")

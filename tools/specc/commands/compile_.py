@@ -51,6 +51,7 @@ def main(
     quant: Annotated[str, _GROUPED["target"]] = "none",
     quant_rounding: Annotated[str, _GROUPED["target"]] = "nearest",
     kv_cache_dtype: Annotated[str, _GROUPED["target"]] = "auto",
+    kv_arena: Annotated[str, _GROUPED["target"]] = "auto",
     max_model_len: Annotated[int | None, _GROUPED["target"]] = None,
     prefill_chunk: Annotated[int, _GROUPED["target"]] = 64,
     artifact: Annotated[Path, Parameter(name=["--output", "-o"], group=_OUTPUT)],
@@ -96,6 +97,8 @@ def main(
             of Q4_0, Q4_1 or Q8_0; bf16; or an encoding such as q4g64 or q4mg128.
         quant_rounding: nearest, or mse: scales of least squared error.
         kv_cache_dtype: f32, f16 or bf16; auto is f16 where weights have 8 or fewer bits, else f32.
+        kv_arena: How one allocation is split between drafter and target: auto, by what they need; 30:70; or
+            30:70,20:80, the second for texts over 7,200 tokens; with @SIZE, as in 30:70@1.2G, of so many bytes.
         max_model_len: Most tokens of a text; left out, it follows from the model.
         prefill_chunk: Prompt tokens of one call, 1 to 512.
         artifact: Directory to write. Nothing is left there if compiling fails.
@@ -111,7 +114,7 @@ def main(
         host_drafter=host_drafter,
         drafter_options=drafter_options, calibration=calibration, device=device, backend=backend, isa=isa, opset=opset,
         graph_dtype=graph_dtype, kv_shards=kv_shards, link_gbps=link_gbps, quant=quant,
-        quant_rounding=quant_rounding, kv_cache_dtype=kv_cache_dtype, max_model_len=max_model_len,
+        quant_rounding=quant_rounding, kv_cache_dtype=kv_cache_dtype, kv_arena=kv_arena, max_model_len=max_model_len,
         prefill_chunk=prefill_chunk,
         output=artifact, force=force,
     )  # fmt: skip
@@ -164,6 +167,7 @@ def request_of(
     quant: str,
     quant_rounding: str,
     kv_cache_dtype: str,
+    kv_arena: str,
     max_model_len: int | None,
     prefill_chunk: int,
     output: Path,
@@ -174,7 +178,8 @@ def request_of(
         model=model, method=method, drafter=drafter, device=device, backend=backend, isa=isa,
         opset=opset, graph_dtype=graph_dtype, link_gbps=link_gbps, quant=quant, quant_rounding=quant_rounding,
         kv_shards=None if kv_shards is None else flags.shards("--kv-shards", kv_shards), kv_cache_dtype=kv_cache_dtype,
-        max_model_len=max_model_len, prefill_chunk=prefill_chunk, output=output, calibration=calibration, force=force,
+        kv_arena=kv_arena, max_model_len=max_model_len, prefill_chunk=prefill_chunk, output=output,
+        calibration=calibration, force=force,
         draft_vocab_size=draft_vocab_size, host_drafter=host_drafter,
         num_speculative_tokens=_draft_lengths(num_speculative_tokens),
         tree=None if tree is None else flags.tree("--tree", tree),

@@ -15,6 +15,7 @@ from specc.flags import Json, Switch
 from specc.progress import human_bytes
 from specc.runtime import Manifest
 from specc.runtime.graph_facts import Shards
+from specc.runtime.state import Arena
 
 OVERHEAD = 60_000_000
 """Bytes that the process, the engine and its scratch may take beside weights and state."""
@@ -36,7 +37,7 @@ def main(
 
     Args:
         artifact: Directory that `specc compile` made.
-        memory: Show the plan of every byte that a session takes.
+        memory: Show the plan of every byte that a session takes, with a picture of its arena.
         verify_hash: Read all files and compare their hashes.
         json: Print one JSON object on stdout.
     """
@@ -62,6 +63,7 @@ def main(
     if json:
         if memory:
             facts["state"] = [asdict(b) for b in manifest.state]
+            facts["arena"] = None if manifest.arena is None else asdict(manifest.arena)
         output.emit(facts)
     else:
         print(render(manifest, facts, memory=memory))
@@ -85,12 +87,12 @@ def check_files(manifest: Manifest, artifact: Path, *, hashes: bool) -> list[str
 def memory_plan(manifest: Manifest) -> dict[str, Any]:
     """Bytes at run time: weights are mapped once for all sessions, state is each session's own."""
     zones = manifest.state_bytes_by_zone
-    state = sum(zones.values())
+    state = manifest.state_bytes
     return {
         "weights_bytes": manifest.weights_bytes,
         "state_bytes": state,
         "state_bytes_by_zone": zones,
-        "bytes_per_token": state // manifest.model.max_model_len,
+        "bytes_per_token": sum(zones.values()) // manifest.model.max_model_len,
         "one_session_at_most_bytes": manifest.weights_bytes + state + OVERHEAD,
     }
 
@@ -236,7 +238,43 @@ def _memory(manifest: Manifest, plan: dict[str, Any]) -> list[str]:
         rows.append((f"zone {zone}", str(size), f"{len(held)} buffers"))
     rows.append(("per token of context", str(plan["bytes_per_token"]), ""))
     rows.append(("one session, at most", str(plan["one_session_at_most_bytes"]), ""))
-    return output.table(rows, indent="").splitlines()
+    lines = output.table(rows, indent="").splitlines()
+    if manifest.arena is not None:
+        lines += _arena(manifest.arena)
+    return lines
+
+
+_PICTURE = 40
+"""Characters of a zone that takes the whole arena."""
+
+
+def _arena(arena: Arena) -> list[str]:
+    """Each plan as a picture: zones as wide as their bytes, what they hold, and the guards between them."""
+    lines = [
+        "",
+        f"arena, split {arena.split}: {arena.writes} writes proved to stay in their buffers",
+    ]
+    for plan in arena.plans:
+        lines.append(
+            f"  texts up to {plan.rows} tokens: {human_bytes(plan.bytes)} in one allocation"
+        )
+        guard = (f"    0x{0:09x}", "guard page", "", "no access")
+        rows = [guard]
+        for zone in plan.zones:
+            wide = max(1, round(_PICTURE * zone.bytes / plan.bytes))
+            held = max(1, round(wide * zone.used / zone.bytes))
+            drawn = "█" * held + "░" * (wide - held)
+            about = f"{len(zone.buffers)} buffers, {zone.used / zone.bytes:.0%} used"
+            rows.append(
+                (f"    0x{zone.offset:09x}", zone.name, human_bytes(zone.bytes), f"{drawn} {about}")
+            )
+            rows.append((f"    0x{zone.offset + zone.bytes:09x}", *guard[1:]))
+        widths = [max(len(row[i]) for row in rows) for i in range(3)]
+        lines += [
+            "  ".join((*(c.ljust(w) for c, w in zip(row, widths, strict=False)), row[3]))
+            for row in rows
+        ]
+    return [*lines, f"  canaries of {arena.canary} bytes or more before and after each buffer"]
 
 
 def _short(value: object) -> str:

@@ -37,6 +37,7 @@ def main(
     quant: str = "none",
     quant_rounding: str = "nearest",
     kv_cache_dtype: str = "auto",
+    kv_arena: str = "auto",
     max_model_len: int | None = None,
     prefill_chunk: int = 64,
     device: str = "cpu",
@@ -72,6 +73,7 @@ def main(
         quant: As for compile.
         quant_rounding: As for compile.
         kv_cache_dtype: As for compile.
+        kv_arena: As for compile.
         max_model_len: As for compile.
         prefill_chunk: As for compile.
         device: As for compile: onnx and ascend:SOC have passes of their own.
@@ -110,7 +112,7 @@ def main(
         tree=tree, draft_layers=draft_layers, depths=depths, drafter_options=drafter_options,
         calibration=calibration, device=device, backend="inductor", isa="native", opset=0,
         graph_dtype="f32", kv_shards=kv_shards, link_gbps=0,
-        quant=quant, quant_rounding=quant_rounding, kv_cache_dtype=kv_cache_dtype,
+        quant=quant, quant_rounding=quant_rounding, kv_cache_dtype=kv_cache_dtype, kv_arena=kv_arena,
         draft_vocab_size=draft_vocab_size, host_drafter=host_drafter,
         max_model_len=max_model_len, prefill_chunk=prefill_chunk, output=Path("unused"),
         force=False,

@@ -36,6 +36,8 @@ def main(
     temperature: float = 0.0,
     seed: int = 0,
     num_speculative_tokens: int | None = None,
+    length_policy: str = "adaptive",
+    guard_rounds: int | None = None,
     threads: int = 0,
     ignore_eos: Switch = False,
     sampling: Sampling = PLAIN,
@@ -58,6 +60,9 @@ def main(
         temperature: 0 is greedy; above, tokens are sampled.
         seed: Of the sampling noise: the same seed gives the same text with any K.
         num_speculative_tokens: One K of the artifact; left out, the engine adapts it. 0 is plain.
+        length_policy: What chooses K: adaptive, by measured costs; prompt-length; aimd; batch:N, nothing
+            while more than N texts are made at once; or priority, by draft_weight. The text is the same.
+        guard_rounds: Rounds between two looks at the guards around the state; 1: each, 0: never; left out, 64.
         threads: Threads; 0 takes the physical cores this process may use.
         ignore_eos: Go on past the end-of-text token.
         sampling: How tokens are chosen.
@@ -69,16 +74,18 @@ def main(
     asked = prompts.from_flags(prompt, prompt_file, token_ids)
     flags.at_least("--max-tokens", max_tokens, 0)
     flags.at_least("--temperature", temperature, 0)
+    flags.at_least("--guard-rounds", guard_rounds, 0)
     flags.threads(threads)
-    options = sampling.options()
+    options = sampling.options() | ({} if guard_rounds is None else {"guard_rounds": guard_rounds})
     if chat and asked.text is None:
         raise flags.conflict("--chat needs text", "give the message with --prompt TEXT")
     began = time.monotonic()
     with open_any(artifact, threads) as engine:
         k = flags.draft_length(engine.manifest, num_speculative_tokens)
+        options |= flags.length_policy(engine.manifest, length_policy, k)
         load_s = time.monotonic() - began
         prompt_ids = _prompt_ids(engine, artifact, asked, chat=chat)
-        spoken = flags.speculation(engine.manifest, k)
+        spoken = flags.speculation(engine.manifest, k, length_policy)
         printer = _Printer(engine, quiet=json)
         if not json:
             output.say(f"speculation: {spoken}")

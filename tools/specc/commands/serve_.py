@@ -36,6 +36,7 @@ def main(
     timeout: float = 600,
     drain_timeout: float = 30,
     num_speculative_tokens: int | None = None,
+    length_policy: str = "adaptive",
     metrics_prefix: str = "specc",
     threads: int = 0,
     recipe: Recipe = None,
@@ -63,6 +64,8 @@ def main(
         drain_timeout: Seconds to finish in when the server is to stop.
         num_speculative_tokens: One K of the artifact, for requests that do not say; left out, the
             engine adapts it.
+        length_policy: What chooses K: adaptive, by measured costs; prompt-length; aimd; batch:N, nothing
+            while more than N texts are made at once; or priority, by the draft_weight of each request.
         metrics_prefix: Of the names on /metrics: vllm makes dashboards for vLLM work.
         threads: Threads; 0 takes the physical cores this process may use.
         recipe: TOML file with flags for this verb; what the command line says comes first.
@@ -93,16 +96,25 @@ def main(
     with listen(host, port) as socket, open_compiled(artifact, threads) as engine:
         _check_tokenizer(engine, artifact)
         k = flags.draft_length(engine.manifest, num_speculative_tokens)
+        flags.length_policy(engine.manifest, length_policy, k)
         model = served_model_name or engine.manifest.name
         service = Service(
             engine,
             Settings(
-                model, sessions, max_queue, max_body, timeout, k, api_key, f"{metrics_prefix}:"
+                model,
+                sessions,
+                max_queue,
+                max_body,
+                timeout,
+                k,
+                api_key,
+                f"{metrics_prefix}:",
+                length_policy,
             ),
         )
         address = socket.getsockname()
         url = f"http://{f'[{host}]' if ':' in host else host}:{address[1]}"
-        spoken = flags.speculation(engine.manifest, k)
+        spoken = flags.speculation(engine.manifest, k, length_policy)
 
         def ready() -> None:
             if json:
@@ -116,7 +128,7 @@ def main(
 
 def _sessions(manifest: Manifest, most: int, budget: int | None) -> int:
     """How many sessions the memory plan allows, at most `most`."""
-    each = max(1, sum(manifest.state_bytes_by_zone.values()))
+    each = max(1, manifest.state_bytes)
     if budget is None:
         free = available_memory()
         budget = most * each if free is None else free // 2

@@ -80,7 +80,8 @@ class Body(_Strict):
 
     Not OpenAI's, but vLLM's: `ignore_eos`, `stop_token_ids`, `top_k` (0 or -1: all), `min_p`, `repetition_penalty`,
     `min_tokens`, `bad_words`, `guided_...` and `structured_outputs`. Ours: `num_speculative_tokens` (one K of
-    the artifact, -1 adapts it) and `specc`, which asks for the report at the end of the answer.
+    the artifact, -1 adapts it), `draft_weight` (share of drafts under `--length-policy priority`) and `specc`,
+    which asks for the report at the end of the answer.
     """
 
     model: str | None = None
@@ -109,6 +110,7 @@ class Body(_Strict):
     guided_grammar: str | None = None
     structured_outputs: StructuredOutputs | None = None
     num_speculative_tokens: Annotated[int, Field(ge=ADAPTIVE, le=1024)] | None = None
+    draft_weight: Annotated[float, Field(gt=0, le=1e6)] = 1.0
     specc: bool = False
 
     @property

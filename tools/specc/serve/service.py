@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from specc import prompts
+from specc import flags, prompts
 from specc.errors import RequestError, SpeccError
 from specc.grammar import Grammar, Grammars
 from specc.runtime import ADAPTIVE, Artifact, Option
@@ -39,6 +39,7 @@ class Settings:
     num_speculative_tokens: int = ADAPTIVE
     api_key: str | None = None
     metrics_prefix: str = "specc:"
+    length_policy: str = "adaptive"
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ class Service:
         self.metrics = Metrics(manifest, settings.model, settings.metrics_prefix)
         slots = SessionSlots(engine, settings.max_sessions)
         self.scheduler = Scheduler(slots, self.metrics, settings.max_queue)
-        state = sum(manifest.state_bytes_by_zone.values())
+        state = manifest.state_bytes
         show = self.metrics.show
         show("num_requests_running", "Texts with a slot.", lambda: self.scheduler.running)
         show("num_requests_waiting", "Texts that wait.", lambda: self.scheduler.waiting)
@@ -199,7 +200,7 @@ class Service:
             tuple(ids), _COMPLETION_TOKENS if most is None else most, body.temperature,
             (seed + (1 << 63)) % (1 << 64) - (1 << 63),
             self.settings.num_speculative_tokens if k is None else k, body.ignore_eos,
-            tuple(body.stop_token_ids), self._options(body), grammar,
+            tuple(body.stop_token_ids), self._options(body) | self._policy(body), grammar,
         )  # fmt: skip
 
     def _options(self, body: Body) -> dict[str, Option]:
@@ -207,6 +208,17 @@ class Service:
         if body.bad_words:
             options["banned_token_ids"] = [self._word(word) for word in body.bad_words]
         return options
+
+    def _policy(self, body: Body) -> dict[str, Option]:
+        """The server's, unless the request names a K that would contradict it."""
+        policy, k = self.settings.length_policy, body.num_speculative_tokens
+        if body.draft_weight != 1 and policy != "priority":
+            raise bodies.unsupported(
+                "draft_weight", "the server shares drafts by no weights (--length-policy priority)"
+            )
+        if policy == "adaptive" or (k not in (None, ADAPTIVE) and policy in flags.ALONE):
+            return {}
+        return {"length_policy": policy, "draft_weight": body.draft_weight}
 
     def _word(self, word: str) -> int:
         """The one token of a word that must not be said."""

@@ -10,6 +10,8 @@
 namespace specc {
 namespace {
 
+constexpr double kMostWeight = 1e6;
+
 [[noreturn]] void out_of_range(std::string_view name, std::string expected, std::string found) {
   throw Error(Code::Option, "an option is out of range")
       .where(std::string(name))
@@ -112,12 +114,15 @@ void Options::set(std::string_view name, int64_t value, const Manifest& manifest
   } else if (name == "ignore_eos") {
     if (value != 0 && value != 1) out_of_range(name, "0 or 1", std::to_string(value));
     rules.ignore_eos = value == 1;
+  } else if (name == "guard_rounds") {
+    if (value < 0) out_of_range(name, ">= 0", std::to_string(value));
+    guard_rounds = static_cast<size_t>(value);
   } else if (name == "num_speculative_tokens") {
     length_index = index_of(name, value, manifest.draft_lengths);
   } else if (name == "draft_depth") {
     depth_index = index_of(name, value, manifest.drafter.depths);
   } else {
-    unknown(name, "max_tokens, ignore_eos, num_speculative_tokens, draft_depth, " + names(kInts));
+    unknown(name, "max_tokens, ignore_eos, num_speculative_tokens, draft_depth, guard_rounds, " + names(kInts));
   }
 }
 
@@ -128,14 +133,30 @@ void Options::set(std::string_view name, double value, const Manifest& manifest)
     next.*option.field = value;
     return change(std::move(next), name, manifest);
   }
-  if (name != "confidence_threshold") unknown(name, "confidence_threshold, " + names(kFloats));
+  if (name == "draft_weight") {
+    if (!(value > 0 && value <= kMostWeight)) out_of_range(name, "above 0, at most 1e6", std::to_string(value));
+    draft_weight = value;
+    return;
+  }
+  if (name != "confidence_threshold") unknown(name, "confidence_threshold, draft_weight, " + names(kFloats));
   if (!(value >= 0 && value <= 1)) out_of_range(name, "0 to 1", std::to_string(value));
   if (value > 0) require_confidence(manifest, name);
   confidence = value;
 }
 
 void Options::set(std::string_view name, std::string_view value, const Manifest& manifest) {
-  if (name != "acceptance_rule") unknown(name, "acceptance_rule");
+  if (name == "length_policy") {
+    const LengthPolicy policy = LengthPolicy::parse(value);
+    if (!policy.plain() && manifest.draft_lengths.size() == 1) {
+      throw Error(Code::Option, "this artifact drafts nothing, so no policy says how much")
+          .where(std::string(name))
+          .found(std::string(value))
+          .cure("leave it out, or compile with another method than none");
+    }
+    length_policy = policy;
+    return;
+  }
+  if (name != "acceptance_rule") unknown(name, "acceptance_rule, length_policy");
   for (const auto& option : kRules) {
     if (value != option.name) continue;
     SamplingParams next = sampling;

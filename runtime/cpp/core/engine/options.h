@@ -9,10 +9,16 @@
 #include "../manifest.h"
 #include "../sampling/params.h"
 #include "commit.h"
+#include "length_policy.h"
 
 namespace specc {
 
 inline constexpr size_t kAdaptive = static_cast<size_t>(-1);
+#ifdef SPECC_DEBUG
+inline constexpr size_t kGuardRounds = 1;
+#else
+inline constexpr size_t kGuardRounds = 64;
+#endif
 
 // Throws Error(Option) for an artifact whose rounds choose the tokens themselves.
 void require_pieces(const Manifest& manifest, std::string_view option);
@@ -22,6 +28,9 @@ struct Options {
   size_t length_index = kAdaptive;  // into num_speculative_tokens
   size_t depth_index = kAdaptive;   // into drafter.depths
   double confidence = 0;            // below which drafts are not verified
+  size_t guard_rounds = kGuardRounds;  // between two looks at the guards; 0: never
+  LengthPolicy length_policy;
+  double draft_weight = 1;  // beside other texts, for a policy that shares drafts among them
   StopRules rules;
   SamplingParams sampling;  // but for `eos`, which are `rules`
 

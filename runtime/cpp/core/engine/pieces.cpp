@@ -60,7 +60,7 @@ bool Session::draws(const Round& round) const {
 double Session::run_piece(const Plan& plan, size_t rows) {
   const Turn turn(artifact_->library().turn());
   const Stopwatch watch;
-  frame_.execute(plan, inputs_.views(plan, rows));
+  run_plan(plan, rows);
   return watch.seconds();
 }
 

@@ -26,8 +26,11 @@ bool Session::play_round() {
   const Commit full = commit_round(nullptr, 0, options_.rules, room_in_request(), room_in_context());
   if (full.finish != Finish::kNone) {
     finish_ = full.finish;
+    membership_.leave();
     return true;
   }
+  membership_.join(options_.draft_weight);
+  make_room(committed_.size());  // what the append foresaw, unless max_tokens was raised since
   const Stopwatch watch;
   const double draft_before = stats_.draft_s;
   size_t length_index = choose_found();
@@ -52,8 +55,10 @@ bool Session::play_round() {
     catch_up_s_ = 0;
   }
   const Execution done = found || chooses() ? execute_pieces(round) : execute(round);
+  look_at_guards(false);
   const size_t committed_before = committed_.size();
   commit(round, done.accepted);
+  if (finish_ != Finish::kNone) look_at_guards(true);
   last_length_index_ = length_index;
   if (round.draft_length > 0 && !found) last_depth_index_ = depth_index;
   stats_.decode_s += watch.seconds() - (stats_.prefill_s - prefill_before);
@@ -61,8 +66,33 @@ bool Session::play_round() {
   return true;
 }
 
+// The longest draft that the caller allows, as an index into the lengths.
+size_t Session::most_drafts() const {
+  const auto& lengths = artifact_->manifest().draft_lengths;
+  const size_t index = options_.length_index == kAdaptive ? lengths.size() - 1 : options_.length_index;
+  if (options_.length_policy.plain()) return index;
+  const LengthPolicy::Facts facts{turn_start_, options_.draft_weight, artifact_->texts().others(), window_.drafts()};
+  return largest_within(lengths, options_.length_policy.most(static_cast<size_t>(lengths[index]), facts));
+}
+
+// Before a round is committed, every so often; and at the end of a text. What nobody has seen yet is taken back.
+void Session::look_at_guards(bool last) {
+  if (options_.guard_rounds == 0) return;
+  if (last ? unguarded_rounds_ == 0 : ++unguarded_rounds_ < options_.guard_rounds) return;
+  unguarded_rounds_ = 0;
+  ++stats_.guard_checks;
+  try {
+    state_.check_guards();
+  } catch (...) {
+    unguarded_rounds_ = options_.guard_rounds;  // until they are whole, which they will not be
+    drop_unread();
+    throw;
+  }
+}
+
 size_t Session::choose_length() {
-  const size_t index = options_.length_index == kAdaptive ? controller().choose() : options_.length_index;
+  const size_t most = most_drafts();
+  const size_t index = adapts() ? std::min(controller().choose(), most) : most;
   const DrafterSpec& drafter = artifact_->manifest().drafter;
   if (root_position() < static_cast<size_t>(drafter.min_length)) return 0;
   if (root_position() + static_cast<size_t>(drafter.draft_rows) > max_len_) return 0;
@@ -83,10 +113,10 @@ size_t Session::within_room(size_t index) const {
 size_t Session::choose_found() {
   if (!finds() || options_.length_index == 0 || controller().rounds() < kGraphFirst) return 0;
   const auto& lengths = artifact_->manifest().draft_lengths;
-  const bool adaptive = options_.length_index == kAdaptive;
-  const size_t most = within_room(adaptive ? lengths.size() - 1 : options_.length_index);
+  const size_t allowed = most_drafts(), most = within_room(allowed);
   const size_t longest = largest_within(lengths, propose(static_cast<size_t>(lengths[most])));
-  return found_drafts_.choose(longest, controller().rate(adaptive ? controller().current() : options_.length_index));
+  const size_t instead = adapts() ? std::min(controller().current(), allowed) : allowed;
+  return found_drafts_.choose(longest, controller().rate(instead));
 }
 
 // Fills inputs_.drafts; returns how many.
@@ -144,6 +174,16 @@ size_t Session::fill_round(const Round& round) {
   return n - from;
 }
 
+// Of a round, in the library's turn.
+void Session::run_plan(const Plan& plan, size_t rows) {
+  const Frame::Counts before = frame_.counts();
+  const uint32_t met = artifact_->library().thread_syncs();
+  frame_.execute(plan, inputs_.views(plan, rows));
+  stats_.launches += frame_.counts().launches - before.launches;
+  stats_.host_syncs += frame_.counts().host_syncs - before.host_syncs;
+  stats_.thread_syncs += artifact_->library().thread_syncs() - met;
+}
+
 // Runs the round into round_tokens_. Commits nothing.
 Session::Execution Session::execute(const Round& round) {
   const size_t n = root_position();
@@ -151,7 +191,7 @@ Session::Execution Session::execute(const Round& round) {
   const Turn turn(artifact_->library().turn());
   const Stopwatch watch;  // waiting for other sessions is no cost of the round
   const FrameGuard guard(frame_);
-  frame_.execute(*round.plan, inputs_.views(*round.plan, rows));
+  run_plan(*round.plan, rows);
   const double seconds = watch.seconds();
   const int64_t accepted = *frame_.integers(*round.plan, round.accepted_output, 1);
   if (accepted == -1) {
@@ -179,6 +219,7 @@ void Session::commit(const Round& round, size_t accepted) {
                     round_tokens_.begin() + static_cast<ptrdiff_t>(result.kept));
   unread_ = round_kept_ = result.kept;
   finish_ = result.finish;
+  if (finish_ != Finish::kNone) membership_.leave();
 
   // Row r holds position n + r; it is right if its token, the root or an accepted draft, is part of the text.
   const size_t rows = std::min(accepted, result.kept) + 1;
@@ -210,6 +251,9 @@ void Session::record(const Round& round, size_t length_index, const Execution& d
     ++stats_.found_drafts;
   } else {
     controller().observe(length_index, accepted, cost, catch_up_s_);
+  }
+  if (round.draft_length > 0 || most_drafts() == 0) {
+    window_.observe(round.draft_length, accepted, static_cast<size_t>(artifact_->manifest().draft_lengths.back()));
   }
   if (round.draft_length == 0) return;
   ++stats_.drafts;

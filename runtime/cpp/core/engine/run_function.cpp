@@ -180,6 +180,7 @@ size_t Session::run(const char* function, const int64_t* const* inputs, const si
   drafter_written_ = std::min(drafter_written_, lowest);
   taps_.rows = 0;
 
+  state_.make_room(static_cast<size_t>(model.max_model_len * model.max_num_seqs), committed_.size());
   const Turn turn(artifact_->library().turn());
   const InputViews views(artifact_->library().api(), *plan, data, rows);
   const FrameGuard guard(frame_);

@@ -17,7 +17,7 @@ size_t longest_draft(const Manifest& manifest) { return static_cast<size_t>(mani
 Session::Session(std::shared_ptr<Artifact> artifact)
     : artifact_(std::move(artifact)),
       max_len_(static_cast<size_t>(artifact_->manifest().model.max_model_len)),
-      state_(artifact_->manifest().state, artifact_->library()),
+      state_(artifact_->manifest().state, artifact_->manifest().arena, artifact_->library()),
       inputs_(artifact_->manifest(), artifact_->library()),
       frame_(artifact_->library().api(), artifact_->weights(), state_.views()),
       stats_(longest_draft(artifact_->manifest()), artifact_->manifest().draft_lengths.size()),
@@ -25,6 +25,7 @@ Session::Session(std::shared_ptr<Artifact> artifact)
       piece_controller_(artifact_->manifest().draft_lengths, &artifact_->round_costs(true)),
       depth_controller_(artifact_->manifest().drafter.depths),
       found_drafts_(artifact_->manifest().draft_lengths.size()),
+      membership_(artifact_->texts()),
       drafter_(make_host_drafter(artifact_->manifest().drafter)),
       round_tokens_(longest_draft(artifact_->manifest()) + 1),
       last_depth_index_(depth_controller_.index()) {
@@ -89,8 +90,25 @@ void Session::check_prompt(const int64_t* ids, size_t count) const {
   }
 }
 
+// Two rules for one thing: neither is ignored.
+void Session::check_lengths() const {
+  if (options_.length_index == kAdaptive || options_.length_policy.adapts()) return;
+  throw Error(Code::Option, "num_speculative_tokens and this length_policy both say how much is drafted")
+      .where("length_policy")
+      .cure("leave one of them out");
+}
+
+// State for a text of so many tokens, and what rounds write beyond its end.
+void Session::make_room(size_t tokens) {
+  size_t beyond = static_cast<size_t>(artifact_->manifest().drafter.draft_rows);
+  for (const RoundSpec& round : artifact_->manifest().rounds) beyond = std::max(beyond, static_cast<size_t>(round.nodes) + 1);
+  const size_t rows = std::min(max_len_, tokens + beyond);
+  if (rows > static_cast<size_t>(state_.plan().rows)) state_.make_room(rows, committed_.size());
+}
+
 bool Session::append(const int64_t* ids, size_t count) {
   check_prompt(ids, count);
+  check_lengths();
   const size_t before = visible();
   drop_unread();
   if (chooses() || finds()) ready_sampler();  // what it allocates is not for a round to do
@@ -107,6 +125,7 @@ bool Session::append(const int64_t* ids, size_t count) {
     const size_t longest = committed_.size() + std::min(options_.max_tokens, room);
     committed_.reserve(std::min(longest, std::max(kMaxReserve, committed_.size())));
     if (drafter_ != nullptr) drafter_->reserve(longest);
+    make_room(longest);
     if (!catch_up(extends() ? written_ : std::min(written_, drafter_written_))) {
       undo();
       return false;
@@ -117,6 +136,8 @@ bool Session::append(const int64_t* ids, size_t count) {
   }
   finish_ = Finish::kNone;
   turn_start_ = committed_.size();
+  window_.reset();
+  membership_.join(options_.draft_weight);
   return true;
 }
 
@@ -133,6 +154,7 @@ void Session::rewind(size_t count) {
 // Takes back everything after the first `count` tokens. What the state holds for the rest stays right.
 void Session::keep(size_t count) {
   committed_.resize(count);
+  membership_.leave();
   unread_ = 0;
   sampled_ = {};
   finish_ = Finish::kNone;

@@ -16,6 +16,7 @@
 #include "draft_scores.h"
 #include "found_drafts.h"
 #include "inputs.h"
+#include "length_policy.h"
 #include "options.h"
 #include "state.h"
 #include "stats.h"
@@ -61,6 +62,7 @@ class Session {
   double acceptance_ewma() const { return acceptance_ewma_.value_or(0); }
   int64_t last_length() const { return artifact_->manifest().draft_lengths[last_length_index_]; }
   int64_t last_depth() const;
+  const State& state() const { return state_; }
 
   // One function with inputs of the caller, on this session's state. See specc_session_run.
   size_t run(const char* function, const int64_t* const* inputs, const size_t* counts, size_t n_inputs, void* output,
@@ -81,6 +83,9 @@ class Session {
   bool take_cancel() noexcept { return cancelled_.exchange(false, std::memory_order_acquire); }
 
   void check_prompt(const int64_t* ids, size_t count) const;
+  void check_lengths() const;
+  void make_room(size_t tokens);
+  void look_at_guards(bool last);
   void keep(size_t count);
   void drop_unread();
   bool catch_up(size_t from);
@@ -93,6 +98,8 @@ class Session {
   size_t lowest_row(const Plan& plan, const std::vector<std::vector<int64_t>>& inputs) const;
 
   bool play_round();
+  bool adapts() const { return options_.length_index == kAdaptive && options_.length_policy.adapts(); }
+  size_t most_drafts() const;
   size_t choose_length();
   size_t within_room(size_t index) const;
   size_t choose_found();
@@ -114,6 +121,7 @@ class Session {
   LengthController& controller() { return chooses() ? piece_controller_ : length_controller_; }
   Execution execute_pieces(const Round& round);
   double run_piece(const Plan& plan, size_t rows);
+  void run_plan(const Plan& plan, size_t rows);
   size_t take_drafts(const Round& round);
   const Round& fill_verify(size_t drafts);
   void commit(const Round& round, size_t accepted);
@@ -129,6 +137,8 @@ class Session {
   LengthController length_controller_, piece_controller_;  // for round functions, and for rounds in pieces
   DepthController depth_controller_;
   FoundDrafts found_drafts_;
+  Membership membership_;  // of the texts in the making
+  Window window_;
   std::unique_ptr<HostDrafter> drafter_;
   specc_drafter_fn callback_ = nullptr;
   void* callback_user_ = nullptr;
@@ -140,6 +150,7 @@ class Session {
   Sampled sampled_;                   // of the last round, if it was chosen here
   size_t round_kept_ = 0;             // tokens of the last round that were committed
 
+  size_t unguarded_rounds_ = 0;  // since the guards were looked at
   std::vector<int64_t> committed_;
   std::vector<int64_t> round_tokens_;
   size_t unread_ = 0;           // committed tokens that next() has not returned yet

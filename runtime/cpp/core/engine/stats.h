@@ -23,6 +23,8 @@ struct CutStats {
 
 struct Stats {
   uint64_t rounds = 0, drafts = 0, found_drafts = 0, draft_tokens = 0, accepted_tokens = 0, new_tokens = 0, prefill_tokens = 0;
+  uint64_t launches = 0, host_syncs = 0, thread_syncs = 0;  // of rounds
+  uint64_t guard_checks = 0;
   double prefill_s = 0, decode_s = 0, draft_s = 0, round_s = 0;
   CutStats cut;
   std::vector<PositionStats> positions;  // by block position
