@@ -45,7 +45,7 @@ class PlanArena(Pass):
         need(program.max_model_len, "buffers have no size yet", "plan-state")
         need(program.rounds, "there are no rounds yet", "fuse-round")
         zones = {b.zone for b in program.state.values()}
-        if self.splits and "drafter" not in zones:
+        if self.splits and not {"target", "drafter"} <= zones:
             raise PassError(
                 "SPECC-E0377", f"the drafter of {program.contract.kind} has no caches, so there is nothing to split",
                 expected="--kv-arena auto", found=self.split, cure="leave out --kv-arena",
@@ -79,7 +79,9 @@ class PlanArena(Pass):
 
     def _plan(self, program: SpeculativeProgram, rows: int, *, sized: bool) -> Plan:
         """The layout for texts of `rows` positions; `sized`: of the bytes that were asked for."""
-        held = {name: sizes for name in ZONES if (sizes := _sizes(program, name, rows))}
+        # (Caches that lie on several devices have zones of their own.)
+        names = dict.fromkeys((*ZONES, *(b.zone for b in program.state.values())))
+        held = {name: sizes for name in names if (sizes := _sizes(program, name, rows))}
         least = {name: needed(sizes) for name, sizes in held.items()}
         both = least.get("target", 0) + least.get("drafter", 0)
         if not self.splits:
