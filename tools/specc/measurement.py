@@ -170,7 +170,7 @@ class DraftCost:
 
 def draft_cost(manifest: Manifest, phases: Mapping[str, float]) -> DraftCost | None:
     """Of the widest K, from its phases; None where nothing is drafted or nothing was verified."""
-    k, verify = manifest.num_speculative_tokens[-1], phases["verify_s"]
+    k, verify = manifest.num_speculative_tokens[-1], phases.get("verify_s", 0.0)
     return DraftCost(k, phases["draft_s"] / verify) if k and verify > 0 else None
 
 
