@@ -260,7 +260,7 @@ DAMAGED_ARENA = [
     put("arena/guard/canary", 4096),
     put(f"{PLAN}/rows", MAX_LEN),
     put(f"{PLAN}/rows", 0),
-    put(f"{PLAN}/rows", 25),
+    put(f"{PLAN}/rows", 63),
     put(f"{PLAN}/bytes", 4096),
     put(f"{PLAN}/zones/0/offset", 0),
     put(f"{PLAN}/zones/0/offset", 4160),
