@@ -131,7 +131,7 @@ def attention(shape: Attention) -> Any:
                 first = bound(T.max(begin, chunk * i64(_CHUNK)))
                 last = bound(T.min(end, (chunk + i64(1)) * i64(_CHUNK)))
                 query.score(chunk, first, last, row)
-                query.soften(chunk, first, last)
+                query.soften(chunk, last)
                 query.add_values(chunk, first, last, row)
             query.finish(out, sinks)
     return made.get()
@@ -187,9 +187,8 @@ class _Query:
                     score = cap * T.tanh(score / cap)
                 store(self.scores, score, g, place - base)
 
-    def soften(self, chunk: Any, first: Any, last: Any) -> None:
+    def soften(self, chunk: Any, last: Any) -> None:
         """Scores become exponentials; what is to be multiplied with old sums and with this chunk's is kept."""
-        del first
         count = bound((last - chunk * i64(_CHUNK) + i64(LANES - 1)) // i64(LANES))
         with loop(i64(self.shape.group)) as g:
             lanes, top = local(LANES), local(1)

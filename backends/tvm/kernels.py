@@ -17,6 +17,7 @@ from typing import Any
 import tvm
 from tvm import relax, s_tir, tirx
 
+from specc.backends.tvm import templates
 from specc.backends.tvm.converter import LEAF, Converter
 from specc.errors import BackendError, SpeccError
 from specc.ir import Function, TensorType
@@ -232,7 +233,7 @@ def _types(type_: Any) -> list[Any]:
 
 def _inlined(function: Any) -> Any:
     """A fused kernel whose intermediate values are computed where they are used, not stored."""
-    if not bool(function.attrs.get("s_tir", False)) and "sblock" not in function.script():
+    if function.attrs.get(templates.OWN, False):
         return function
     schedule = s_tir.Schedule(tvm.IRModule({"main": function.with_attr("global_symbol", "main")}))
     root = schedule.get_sblock("root")

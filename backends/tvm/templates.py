@@ -28,6 +28,9 @@ _GROUP = 96
 _DEPTH = 64
 """Columns of the matrix per pass over the rows: 4 KB of a tile, which stay in L1."""
 
+OWN = "specc.template"
+"""The attribute of kernels that are written here, and scheduled as they are."""
+
 _SERIAL = 1 << 16
 """Bytes of weights below which one thread is faster than waking another."""
 
@@ -38,11 +41,11 @@ def i64(value: Any) -> Any:
 
 
 @contextmanager
-def kernel(**attributes: Any) -> Iterator[IRBuilder]:
+def kernel() -> Iterator[IRBuilder]:
     """Within it, `T` writes one function, which is opaque to fusion; `get()` of what it yields is that function."""
     with IRBuilder() as builder, T.prim_func(private=True):
         # 8: kOpaque of tvm/relax/op_attr_types.h.
-        T.func_attr({"tirx.noalias": True, "op_pattern": 8, **attributes})
+        T.func_attr({"tirx.noalias": True, "op_pattern": 8, OWN: True})
         yield builder
 
 

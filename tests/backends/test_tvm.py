@@ -51,9 +51,7 @@ def test_families_say_what_transformers_says(family: str) -> None:
     assert rounds[0] == (2, 2)
 
 
-@pytest.mark.parametrize(
-    "method", ["draft_model", "layerskip", "eagle:adaptive", "eagle3", "medusa", "dspark"]
-)
+@pytest.mark.parametrize("method", ["draft_model", "layerskip", "eagle3", "medusa", "dspark"])
 def test_drafters_draft_what_they_draft_in_eager(method: str) -> None:
     program = toy.after("fuse-round", method=method)
     options: dict[str, Any] = {"count": 5, "ks": [2, 0], "chunk": 3, "poison": 1e3}
@@ -143,22 +141,20 @@ def test_a_lost_write_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_rounding_is_kept() -> None:
-    """No fast-math: sums are not reordered, NaN and infinities are what they are."""
+    """No fast-math: values are not added in another order, NaN and infinities are what they are."""
 
-    def build(b: Builder, x: fx.Node) -> list[fx.Node]:
-        there = b.op(aten.add.Tensor, x, 1e8)
-        back = b.op(aten.sub.Tensor, there, 1e8)
-        gone = b.op(aten.sub.Tensor, x, x)
-        product = b.op(aten.mul.Tensor, x, 0.0)
-        return [back, gone, product]
+    def build(b: Builder, x: fx.Node, big: fx.Node, zero: fx.Node) -> list[fx.Node]:
+        back = b.op(aten.sub.Tensor, b.op(aten.add.Tensor, x, big), big)
+        return [back, b.op(aten.sub.Tensor, x, x), b.op(aten.mul.Tensor, x, zero)]
 
     x = torch.tensor([[1.0, 3.0, 7.5, float("nan"), float("inf"), -0.0, 1e-30, 2.0**-149]])
-    ours, wanted = _both(_leaf("r", build, TensorType("f32", ("T", 8))), x)
+    type_ = TensorType("f32", ("T", 8))
+    ours, wanted = _both(
+        _leaf("r", build, type_, type_, type_), x, torch.full((1, 8), 1e8), torch.zeros(1, 8)
+    )
     for a, b in zip(ours, wanted, strict=True):
-        assert torch.equal(a.view(torch.int32), b.view(torch.int32)) or torch.equal(
-            a.nan_to_num(7.0), b.nan_to_num(7.0)
-        )
-    assert ours[1].isnan().sum() == 2
+        assert torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0))
+    assert ours[2].isnan().sum() == 2
 
 
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])

@@ -42,9 +42,9 @@ class Player:
                 type_ = kernels.values[value]
                 values[value] = torch.empty(type_.at(T=rows), dtype=DTYPES[type_.dtype])
             for value in step.args:
-                if not values[value].is_contiguous():
+                if not values[value].is_contiguous() or values[value].data_ptr() % 64:
                     assert value >= kernels.inputs or not kernels.written[value]
-                    values[value] = values[value].contiguous()
+                    values[value] = values[value].clone(memory_format=torch.contiguous_format)
             self._built[step.kernel](*(tvm.runtime.from_dlpack(values[v]) for v in step.args))
         return [values[v] for v in kernels.outputs]
 
