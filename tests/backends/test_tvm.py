@@ -140,21 +140,18 @@ def test_a_lost_write_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
         lowered(_leaf("w", _writer, CACHE, TensorType("f32", ("T", 2, 4)), ROWS), ISA)
 
 
-def test_rounding_is_kept() -> None:
-    """No fast-math: values are not added in another order, NaN and infinities are what they are."""
+def test_what_is_not_finite_stays_so() -> None:
+    """No fast-math: NaN and infinities are what they are, and reach the logits, where the engine looks for them."""
 
-    def build(b: Builder, x: fx.Node, big: fx.Node, zero: fx.Node) -> list[fx.Node]:
-        back = b.op(aten.sub.Tensor, b.op(aten.add.Tensor, x, big), big)
-        return [back, b.op(aten.sub.Tensor, x, x), b.op(aten.mul.Tensor, x, zero)]
+    def build(b: Builder, x: fx.Node, zero: fx.Node) -> list[fx.Node]:
+        return [b.op(aten.sub.Tensor, x, x), b.op(aten.mul.Tensor, x, zero)]
 
     x = torch.tensor([[1.0, 3.0, 7.5, float("nan"), float("inf"), -0.0, 1e-30, 2.0**-149]])
     type_ = TensorType("f32", ("T", 8))
-    ours, wanted = _both(
-        _leaf("r", build, type_, type_, type_), x, torch.full((1, 8), 1e8), torch.zeros(1, 8)
-    )
+    ours, wanted = _both(_leaf("r", build, type_, type_), x, torch.zeros(1, 8))
     for a, b in zip(ours, wanted, strict=True):
         assert torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0))
-    assert ours[2].isnan().sum() == 2
+        assert a.isnan().sum() == 2
 
 
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
