@@ -60,7 +60,7 @@ def test_drafters_draft_what_they_draft_in_eager(method: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "layout", ["eagle", "eagle3-norm-before", "mtp", "medusa", "dflash-window", "dspark-rnn"]
+    "layout", ["eagle", "mtp", "medusa", "dflash-window", "dspark-rnn"]
 )
 def test_trained_drafters_draft_what_eager_code_on_the_checkpoint_drafts(
     layout: str, tmp_path: Path
