@@ -394,6 +394,9 @@ def _rounds(
     found = sorted((r.k, r.depth) for r in rounds)
     if found != expected:
         raise damaged(at.path, f"rounds of (k, depth) {expected}", str(found))
+    if drafter.host_drafter and not drafter.host and not all(r.verify for r in rounds):
+        # (What a host drafter finds is verified by itself.)
+        raise damaged(at.path, "the verify function of each round", "none")
     return tuple(rounds)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from specc.errors import ArtifactError, RequestError, SpeccError
 
-INTERFACE_VERSION = 2
+INTERFACE_VERSION = 3
 """SPECC_INTERFACE_VERSION of the header that this binding was written for."""
 
 OK, DONE, CANCELLED, INVALID, ARTIFACT, MEMORY, RUNTIME = range(7)
@@ -27,7 +27,7 @@ MaskFunction = c.CFUNCTYPE(
 
 _ID_LIST = [c.c_void_p, Ids, c.c_size_t]
 _DOUBLES = [c.POINTER(c.c_double)] * 3
-_PROTOTYPES: dict[str, tuple[object, list[object]]] = {
+PROTOTYPES: dict[str, tuple[object, list[object]]] = {
     "specc_version": (c.c_char_p, []),
     "specc_last_error": (c.c_char_p, []),
     "specc_artifact_load": (c.c_int, [c.c_char_p, c.c_int32, c.POINTER(c.c_void_p)]),
@@ -123,7 +123,7 @@ def load_library(path: Path) -> c.CDLL:
             expected=str(INTERFACE_VERSION), found=str(version),
             cure="update specc" if newer else "compile the artifact again",
         )  # fmt: skip
-    for name, (result, arguments) in _PROTOTYPES.items():
+    for name, (result, arguments) in PROTOTYPES.items():
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
     return library

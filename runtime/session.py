@@ -45,7 +45,7 @@ class Logprobs:
     top: tuple[tuple[int, float], ...]
 
 
-_COUNTS = (
+COUNTS = (
     "rounds", "drafts", "draft_tokens", "accepted_tokens", "new_tokens", "prefill_tokens",
     "k_current", "depth_current", "cut_mismatch", "cut_grammar", "cut_confidence", "cut_stop",
     "cut_length", "found_drafts", "launches", "host_syncs", "thread_syncs",
@@ -54,7 +54,7 @@ _FLOATS = frozenset((
     "confidence_threshold", "draft_weight", "frequency_penalty", "min_p", "presence_penalty", "repetition_penalty",
     "temperature", "top_p",
 ))  # fmt: skip
-_NUMBERS = ("prefill_s", "decode_s", "draft_s", "round_s", "acceptance_ewma")
+NUMBERS = ("prefill_s", "decode_s", "draft_s", "round_s", "acceptance_ewma")
 
 
 class Session:
@@ -227,8 +227,8 @@ class Session:
     @property
     def stats(self) -> Stats:
         """All statistics since the last append."""
-        counts: dict[str, Any] = {name: int(self.stat(name)) for name in _COUNTS}
-        numbers: dict[str, Any] = {name: self.stat(name) for name in _NUMBERS}
+        counts: dict[str, Any] = {name: int(self.stat(name)) for name in COUNTS}
+        numbers: dict[str, Any] = {name: self.stat(name) for name in NUMBERS}
         lengths = self._manifest.num_speculative_tokens
         return Stats(
             **counts,

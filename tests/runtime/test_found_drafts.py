@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from ctypes import byref, c_void_p
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from specc.runtime import Artifact, Stats
+from specc.errors import ArtifactError
+from specc.runtime import Artifact, Stats, native
+from specc.runtime.engine import LIBRARY
 from tests.faults.helpers import altered, artifact_of, plain
 
 PROMPT = [7, 21, 40, 99, 150, 7, 21, 40, 99, 150, 7, 21]
@@ -76,3 +80,25 @@ def test_rewound_and_appended(both: Artifact) -> None:
 def test_without_speculation_nothing_is_found(both: Artifact) -> None:
     said = both.generate(PROMPT, ignore_eos=True, max_tokens=40, num_speculative_tokens=0)
     assert (said.stats.drafts, said.stats.found_drafts) == (0, 0)
+
+
+def test_what_is_found_needs_a_verify_of_its_own(
+    tiny_model: Path, shared_folder: Path, tmp_path: Path
+) -> None:
+    """Rounds in one piece, as trees have them, cannot take drafts from outside: neither reader lets them through."""
+
+    def fused(manifest: dict[str, Any]) -> None:
+        manifest["drafter"].update(host_drafter="suffix", options={})
+        for played in manifest["rounds"]:
+            del played["verify"], played["propose"]
+
+    alone = artifact_of("draft_model", tiny_model, shared_folder)
+    path = altered(alone, tmp_path / "fused.specc", fused)
+    with pytest.raises(ArtifactError, match="SPECC-E0502") as refused:
+        Artifact.load(path)
+    assert "verify" in refused.value.expected
+    library, handle = native.load_library(path / LIBRARY), c_void_p()
+    result = library.specc_artifact_load(str(path).encode(), 1, byref(handle))
+    with pytest.raises(ArtifactError, match="SPECC-E0502") as refused:
+        native.check(library, result)
+    assert "verify" in refused.value.expected

@@ -1,0 +1,43 @@
+"""What bindings rely on has a version: one that changes what they see needs another."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import Path
+
+from specc.runtime import native, session
+
+RUNTIME = Path(__file__).parents[2] / "runtime"
+
+SURFACES = {3: ""}
+"""SHA-256 of `surface()` by version. Changed it? Raise SPECC_INTERFACE_VERSION and native.INTERFACE_VERSION, and add a
+line: a binding of one version must not meet a library of another that lacks what it asks for."""
+
+
+def _text(path: str) -> str:
+    return re.sub(r"/\*.*?\*/|//[^\n]*", "", (RUNTIME / path).read_text(), flags=re.S)
+
+
+def statistics() -> set[str]:
+    """Names that specc_session_stat knows."""
+    return set(re.findall(r'name == "(\w+)"', _text("cpp/core/c_api.cpp")))
+
+
+def surface() -> str:
+    """Every call of the header, every statistic, and every option."""
+    calls = re.findall(r"SPECC_API[^;]*;", _text("include/specc.h"))
+    options = re.findall(r'"([a-z_]{5,})"', _text("cpp/core/engine/options.cpp"))
+    lines = {re.sub(r"\s+", " ", line) for line in [*calls, *options, *statistics()]}
+    return "\n".join(sorted(lines))
+
+
+def test_a_change_has_another_version() -> None:
+    (version,) = re.findall(r"#define SPECC_INTERFACE_VERSION (\d+)", _text("include/specc.h"))
+    assert native.INTERFACE_VERSION == int(version)
+    assert hashlib.sha256(surface().encode()).hexdigest() == SURFACES[int(version)]
+
+
+def test_python_asks_for_what_there_is() -> None:
+    assert {*session.COUNTS, *session.NUMBERS} <= statistics()
+    assert set(native.PROTOTYPES) <= set(re.findall(r"\b(specc_\w+)\(", surface()))
