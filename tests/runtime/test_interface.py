@@ -34,7 +34,7 @@ def surface() -> str:
 
 def test_a_change_has_another_version() -> None:
     (version,) = re.findall(r"#define SPECC_INTERFACE_VERSION (\d+)", _text("include/specc.h"))
-    assert native.INTERFACE_VERSION == int(version)
+    assert int(version) == native.INTERFACE_VERSION
     assert hashlib.sha256(surface().encode()).hexdigest() == SURFACES[int(version)]
 
 
