@@ -23,7 +23,7 @@ from specc.passes.propose_tree import TreeProposal, refuse_unfit, tree_weights
 
 
 @dataclass(frozen=True)
-class AttachPEagle(Pass):
+class AttachPeagle(Pass):
     """Add a drafter that pairs features with tokens, and drafts K of them in one pass (arXiv 2602.01469).
 
     Before: target keeps $features

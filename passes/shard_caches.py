@@ -31,7 +31,7 @@ class ShardCaches(Pass):
             old, new = masks(positions, rows, None, 0, 2048)
             logits, z = call verify_2.graph(tokens, ..., $target.rows, old, new)
             cache_write($target.rows, z, rows)
-    After, two shards by rows:
+    After:  (two shards, by rows)
             state $target.shard_0.rows: f32[1, 1024, W]; state $target.shard_1.rows: f32[1, 1024, W]
             old_0, new_0 = masks(..., 1024, 0); old_1, new_1 = masks(..., 1024, 1024)
             q, k, v, x = call verify_2.part_0(tokens, ...)

@@ -8,11 +8,11 @@ from expecttest import assert_expected_inline
 
 from specc.ir import DynamicTree
 from specc.ir.importers.drafters import Fuse, Kind
-from specc.passes.attach_peagle import AttachPEagle, mask_feature
+from specc.passes.attach_peagle import AttachPeagle, mask_feature
 from tests.passes import toy
 
 DRAFTER = toy.checkpoint(Kind.PEAGLE)
-PASS = AttachPEagle(DRAFTER, (0, 3), toy.POSITIONS)
+PASS = AttachPeagle(DRAFTER, (0, 3), toy.POSITIONS)
 
 
 def test_text() -> None:
@@ -76,7 +76,7 @@ def test_text_of_a_tree() -> None:
     """Logits of a depth are the same on every path, so the tree is grown from them after one pass."""
     tree = DynamicTree(4, 2)
     before = toy.after("declare-drafter", method="peagle", tree=tree)
-    pass_ = AttachPEagle(DRAFTER, (0, 2), toy.POSITIONS, tree)
+    pass_ = AttachPeagle(DRAFTER, (0, 2), toy.POSITIONS, tree)
     assert_expected_inline(
         toy.text(pass_(before).program, "propose_2"),
         """\
@@ -133,11 +133,11 @@ def test_refuses() -> None:
     each = replace(DRAFTER, spec=replace(DRAFTER.spec, fuse=Fuse(per_tap_norm=True)))
     cases = [
         (PASS, toy.after("gather-logits")),
-        (AttachPEagle(), program),
-        (AttachPEagle(toy.checkpoint(Kind.EAGLE3)), program),
-        (AttachPEagle(DRAFTER, (0, 4)), program),
-        (AttachPEagle(each, (0, 3), toy.POSITIONS), program),
-        (AttachPEagle(DRAFTER, (0, 2), toy.POSITIONS), PASS(program).program),
+        (AttachPeagle(), program),
+        (AttachPeagle(toy.checkpoint(Kind.EAGLE3)), program),
+        (AttachPeagle(DRAFTER, (0, 4)), program),
+        (AttachPeagle(each, (0, 3), toy.POSITIONS), program),
+        (AttachPeagle(DRAFTER, (0, 2), toy.POSITIONS), PASS(program).program),
     ]
     assert_expected_inline(
         "\n".join(toy.refusal(*c) for c in cases),

@@ -42,7 +42,8 @@ def test_the_text_stays(both: Artifact, k: int, temperature: float) -> None:
     told = plain(both, PROMPT, 150, temperature=temperature, seed=5)
     said = both.generate(PROMPT, num_speculative_tokens=k, **asked)
     assert said.token_ids == told
-    assert 0 < said.stats.found_drafts < said.stats.drafts
+    # (An adaptive K may leave the graph's drafter out for good.)
+    assert 0 < said.stats.found_drafts < said.stats.drafts + (k == -1)
 
 
 def test_with_processors_too(both: Artifact) -> None:
