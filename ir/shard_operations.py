@@ -38,7 +38,7 @@ def _masked_attention(
     if sinks is not None:
         scores = torch.cat([scores, sinks.float()[:, None, None].expand(*scores.shape[:2], 1)], -1)
     weights = torch.softmax(scores, -1)[..., : keys.shape[1]]
-    return torch.einsum("hts,hsd->thd", weights.to(values.dtype), values)
+    return torch.einsum("hts,hsd->thd", weights.to(values.dtype), values).contiguous()
 
 
 @operation(

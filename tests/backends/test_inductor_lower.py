@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from specc.backends.inductor import leaves, lower, phases
+from specc.backends import pack_weights
+from specc.backends.inductor import leaves, lower
 from specc.ir import Encoding, Function, Role, SpeculativeProgram, TensorType, Weight
 from specc.ir.dialect import ops
 from specc.ir.graphs import Builder
@@ -67,7 +68,7 @@ def _lowered(program: SpeculativeProgram) -> SpeculativeProgram:
 
 def test_matrices_that_cannot_be_packed_are_named() -> None:
     program = _lowered(toy.decoder(2))
-    assert phases.unpacked(program) == []
+    assert pack_weights.unpacked(program) == []
 
     def shared(leaf: Function) -> Function:
         """Adds the matrix to itself first, so that it is not only multiplied with."""
@@ -81,8 +82,8 @@ def test_matrices_that_cannot_be_packed_are_named() -> None:
         return Function(leaf.name, leaf.role, graph, leaf.outputs)
 
     spoilt = program.replacing(shared(program.functions["layer.0"]))
-    assert phases.unpacked(spoilt) == ["w0", "w1"]
-    packed = phases.pack_weights(spoilt)
+    assert pack_weights.unpacked(spoilt) == ["w0", "w1"]
+    packed = pack_weights.pack_weights(spoilt)
     assert "w0" in packed.weights
     assert "head#f32" in packed.weights
 
@@ -105,7 +106,7 @@ def _product(matrix: TensorType, x: TensorType) -> SpeculativeProgram:
 
 def test_matrices_of_bf16_are_packed_and_leaves_convert_around_the_product() -> None:
     program = _product(TensorType("bf16", (20, 6)), TensorType("bf16", ("T", 6)))
-    graph = phases.pack_weights(program).functions["product"].graph
+    graph = pack_weights.pack_weights(program).functions["product"].graph
     x, w = torch.randn(3, 6).bfloat16(), torch.randn(20, 6).bfloat16()
     (found,) = torch.fx.GraphModule({}, graph)(x, Encoding.parse("bf16").encode(w.float()))
     assert found.dtype == torch.bfloat16
@@ -114,8 +115,8 @@ def test_matrices_of_bf16_are_packed_and_leaves_convert_around_the_product() -> 
 
 def test_what_is_packed_already_is_left_alone() -> None:
     program = _lowered(toy.decoder(1))
-    once = phases.pack_weights(program)
-    twice = phases.pack_weights(once)
+    once = pack_weights.pack_weights(program)
+    twice = pack_weights.pack_weights(once)
     assert str(twice) == str(once)
     assert twice.weights["head#f32"] is once.weights["head#f32"]
 
@@ -125,7 +126,7 @@ def test_packing_does_not_overwrite() -> None:
     mine = {"head#f32": Weight.of(torch.zeros(1, 4, 16))}
     taken = replace(program, weights=program.weights.added(mine))
     with pytest.raises(Exception, match="SPECC-E0303"):
-        phases.pack_weights(taken)
+        pack_weights.pack_weights(taken)
 
 
 def test_the_dialect_has_the_packed_operations() -> None:

@@ -392,5 +392,5 @@ def test_every_name_of_the_header_is_bound() -> None:
         for line in header.read_text().splitlines()
         if line.startswith("SPECC_API")
     }
-    assert names - {"specc_interface_version"} == set(native._PROTOTYPES)
+    assert names - {"specc_interface_version"} == set(native.PROTOTYPES)
     assert ctypes.sizeof(native.Ids) == ctypes.sizeof(ctypes.c_void_p)

@@ -98,7 +98,7 @@ def _path() -> str:
     ("words", "expected"),
     [
         (["com"], {"compile", "completion"}),
-        (["compile", "m", "--kv"], {"--kv-cache-dtype", "--kv-shards"}),
+        (["compile", "m", "--kv"], {"--kv-arena", "--kv-cache-dtype", "--kv-shards"}),
         (["compile", "m", "--isa", "avx"], {"avx2", "avx512"}),
         (["cache", "tr"], {"trim"}),
     ],
