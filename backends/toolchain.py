@@ -259,6 +259,32 @@ def _headers() -> str:
     return digest.hexdigest()
 
 
+def c_dtype(dtype: str) -> str:
+    """The name that specc_model.h has for a dtype."""
+    return f"SPECC_{dtype.upper()}"
+
+
+def played_leaves(calls: Sequence[tuple[str, str]], isa: str) -> str:
+    """`specc_leaves` where code of ours plays them: each by name, and the call on (in, n, out, m) that runs it."""
+    rows = "\n".join(
+        f'    {{"{name}", create,\n'
+        f"     [](void*, specc_tensor** in, int n, specc_tensor** out, int m) -> int32_t {{\n"
+        f"       return specc::{call}; }}, told}},"
+        for name, call in calls
+    )
+    return (
+        "namespace {\nint32_t create(void** leaf) { *leaf = leaf; return 0; }\n"
+        'const char* told() { return ""; }\n}\n' + _leaves(rows, len(calls), isa)
+    )
+
+
+def _leaves(rows: str, count: int, isa: str) -> str:
+    return (
+        f"const specc_leaf specc_leaves[] = {{\n{rows}\n}};\n"
+        f'const int specc_leaf_count = {count};\nconst char specc_isa[] = "{isa}";\n'
+    )
+
+
 def leaf_table(names: Sequence[str], isa: str) -> str:
     """leaves.cpp: a `specc_leaf` for each compiled leaf, named as the plan names it."""
     declarations, rows = [], []
@@ -270,9 +296,7 @@ def leaf_table(names: Sequence[str], isa: str) -> str:
             f"const char* {p}_error();"
         )
         rows.append(f'    {{"{name}", {p}_create, {p}_run, {p}_error}},')
-    body = "\n".join(rows)
-    return (
-        '#include "leaf_table.h"\nextern "C" {\n' + "\n".join(declarations)
-        + f"\n}}\nconst specc_leaf specc_leaves[] = {{\n{body}\n}};\n"
-        + f"const int specc_leaf_count = {len(names)};\nconst char specc_isa[] = \"{isa}\";\n"
-    )  # fmt: skip
+    declared = "\n".join(declarations)
+    return f'#include "leaf_table.h"\nextern "C" {{\n{declared}\n}}\n' + _leaves(
+        "\n".join(rows), len(names), isa
+    )

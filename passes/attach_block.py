@@ -12,7 +12,7 @@ from specc.errors import PassError
 from specc.ir import DraftState, DynamicTree, SpeculativeProgram, TensorType, Tree, Weight
 from specc.ir.importers.drafters import Attention, Block, DrafterCheckpoint, DrafterSpec, Kind
 from specc.ir.program import Function
-from specc.passes.base import Pass, PassResult, need, promise, same
+from specc.passes.base import Pass, PassResult, need, promise
 from specc.passes.drafter_layers import (
     LayerWriter,
     by_target_id,
@@ -21,7 +21,7 @@ from specc.passes.drafter_layers import (
     refuse_unknown_layers,
 )
 from specc.passes.leaf_writer import PREFIX, Leaf, LeafWriter, shared
-from specc.passes.propose import Proposal, proposals
+from specc.passes.propose import Proposal, proposals, same_proposals
 from specc.passes.propose_tree import TreeProposal, refuse_unfit, tree_weights
 
 aten = torch.ops.aten
@@ -86,9 +86,8 @@ class AttachBlock(Pass):
             weights[f"constant.{index}"] = Weight.of(torch.tensor([index]))
         weights |= tree_weights(self.tree, ks)
         program = replace(program, weights=program.weights.added(weights))  # refuses other contents
-        if there := proposals(program):
-            same("K", there, ks)
-            same("tree", program.contract.tree, self.tree)
+        if proposals(program):
+            same_proposals(program, ks, self.tree)
             return PassResult(program, modified=False)
         block = _Block(program, spec, spec.block)
         contract = replace(

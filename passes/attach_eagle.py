@@ -12,11 +12,11 @@ from specc.ir.graphs import Builder, type_of
 from specc.ir.importers.drafters.spec import DrafterCheckpoint, Kind
 from specc.ir.program import Function
 from specc.ir.round_inputs import EXTEND_INPUTS
-from specc.passes.base import Pass, PassResult, need, promise, same
+from specc.passes.base import Pass, PassResult, need, promise
 from specc.passes.drafter_layers import caches, given, refuse_unknown_layers
 from specc.passes.eagle_leaves import SCORED, EagleLeaves, eagle_weights, with_contract
 from specc.passes.keep_features import FEATURES
-from specc.passes.propose import Proposal, proposals
+from specc.passes.propose import Proposal, same_proposals
 from specc.passes.propose_tree import TreeProposal, refuse_unfit, tree_weights
 
 KINDS = (Kind.EAGLE, Kind.EAGLE3, Kind.MTP)
@@ -62,13 +62,12 @@ class AttachEagle(Pass):
 
     def call(self, program: SpeculativeProgram) -> PassResult:
         drafter = given(self.drafter)
-        spec = drafter.spec
+        spec, ks = drafter.spec, [k for k in self.num_speculative_tokens if k]
         weights = eagle_weights(drafter, self.max_model_len)
         weights |= tree_weights(self.tree, self.num_speculative_tokens)
         if "extend" in program.functions:
             program.weights.added(weights)  # refuses other contents
-            same("K", proposals(program), [k for k in self.num_speculative_tokens if k])
-            same("tree", program.contract.tree, self.tree)
+            same_proposals(program, ks, self.tree)
             return PassResult(program, modified=False)
         program = replace(program, weights=program.weights.added(weights)).with_state(*caches(spec))
         leaves, tree = EagleLeaves(program, spec, trees=self.tree is not None), self.tree
@@ -80,8 +79,7 @@ class AttachEagle(Pass):
         leaves.program = leaves.program.with_functions(*parts)
         functions = [
             chain.propose_tree(k, tree) if isinstance(tree, DynamicTree) else chain.propose(k)
-            for k in self.num_speculative_tokens
-            if k
+            for k in ks
         ]
         return PassResult(leaves.program.with_functions(*functions), modified=True)
 

@@ -11,12 +11,12 @@ from specc.errors import PassError
 from specc.ir import SpeculativeProgram, Tree
 from specc.ir.importers.drafters import DrafterCheckpoint, Kind, Medusa
 from specc.ir.program import Function
-from specc.passes.base import Pass, PassResult, need, promise, same
+from specc.passes.base import Pass, PassResult, need, promise
 from specc.passes.drafter_layers import given
 from specc.passes.eagle_leaves import read_features
 from specc.passes.keep_features import FEATURES
 from specc.passes.leaf_writer import PREFIX, Leaf, LeafWriter, shared
-from specc.passes.propose import Proposal, proposals
+from specc.passes.propose import Proposal, proposals, same_proposals
 from specc.passes.propose_tree import TreeProposal, refuse_unfit, tree_weights
 
 aten = torch.ops.aten
@@ -61,9 +61,8 @@ class AttachMedusa(Pass):
 
     def call(self, program: SpeculativeProgram) -> PassResult:
         ks = [k for k in self.num_speculative_tokens if k]
-        if there := proposals(program):
-            same("K", there, ks)
-            same("tree", program.contract.tree, self.tree)
+        if proposals(program):
+            same_proposals(program, ks, self.tree)
             return PassResult(program, modified=False)
         medusa = given(self.drafter).spec.medusa
         assert medusa is not None

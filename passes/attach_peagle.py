@@ -13,12 +13,12 @@ from specc.ir import SpeculativeProgram, Tree, Weight
 from specc.ir.importers.drafters.spec import DrafterCheckpoint, Kind
 from specc.ir.program import Function
 from specc.ir.round_inputs import EXTEND_INPUTS
-from specc.passes.base import Pass, PassResult, need, promise, same
+from specc.passes.base import Pass, PassResult, need, promise
 from specc.passes.drafter_layers import caches, given, refuse_unknown_layers
 from specc.passes.eagle_leaves import EagleLeaves, eagle_weights, with_contract
 from specc.passes.keep_features import FEATURES
 from specc.passes.leaf_writer import PREFIX
-from specc.passes.propose import Proposal, proposals
+from specc.passes.propose import Proposal, same_proposals
 from specc.passes.propose_tree import TreeProposal, refuse_unfit, tree_weights
 
 
@@ -77,8 +77,7 @@ class AttachPeagle(Pass):
             weights[f"constant.{index}"] = Weight.of(torch.tensor([index]))
         if "extend" in program.functions:
             program.weights.added(weights)  # refuses other contents
-            same("K", proposals(program), ks)
-            same("tree", program.contract.tree, self.tree)
+            same_proposals(program, ks, self.tree)
             return PassResult(program, modified=False)
         program = replace(program, weights=program.weights.added(weights)).with_state(*caches(spec))
         leaves = EagleLeaves(program, spec)

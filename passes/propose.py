@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import fx
 
-from specc.ir import Function, Role, SpeculativeProgram, TensorType
+from specc.ir import Function, Role, SpeculativeProgram, TensorType, Tree
 from specc.ir.dialect import ops
 from specc.ir.graphs import Builder
 from specc.ir.round_inputs import round_inputs
+from specc.passes.base import same
 
 aten = torch.ops.aten
 ONE = TensorType("i64", (1,))
@@ -105,6 +108,12 @@ class Proposal(RoundWriter):
 def proposal_name(k: int, depth: int = 0) -> str:
     """Of the function that proposes `k` tokens, `depth` deep where the drafter has depths."""
     return f"propose_{k}_d{depth}" if depth else f"propose_{k}"
+
+
+def same_proposals(program: SpeculativeProgram, ks: Sequence[int], tree: Tree | None) -> None:
+    """Raise PassError (SPECC-E0334) if the functions that are there propose other K, or another tree."""
+    same("K", proposals(program), list(ks))
+    same("tree", program.contract.tree, tree)
 
 
 def proposals(program: SpeculativeProgram) -> list[int]:

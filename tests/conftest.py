@@ -76,6 +76,33 @@ def tiny_artifact(tiny_model: Path, shared_folder: Path) -> Path:
     return compiled(tiny_model, shared_folder / "tiny-ngram.specc", "ngram")
 
 
+def greedy(model: Path, prompt: list[int], count: int) -> list[int]:
+    """Greedy continuation by transformers' generate, with its own cache and attention."""
+    from transformers import AutoModelForCausalLM
+
+    target = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    target.generation_config.eos_token_id = None
+    ids = torch.tensor([prompt])
+    mask = torch.ones_like(ids)
+    output = target.generate(
+        ids, attention_mask=mask, max_new_tokens=count, do_sample=False, pad_token_id=0
+    )
+    return output[0, len(prompt) :].tolist()
+
+
+def artifact_of(
+    method: str, model: Path, folder: Path, stem: str = "tiny", **options: object
+) -> Path:
+    """`model` with `method`, under a name that all tests share: it is compiled once for them."""
+    drafting: dict[str, object] = {
+        "draft_model": {"drafter": str(model)},
+        "layerskip": {"draft_layers": (0, 1, 3)},
+        "eagle:adaptive": {"depths": (1, 3)},
+    }.get(method, {})
+    path = folder / f"{stem}-{method.replace(':', '-')}.specc"
+    return compiled(model, path, method, **drafting, **options)
+
+
 def compiled(model: Path, output: Path, method: str, **options: object) -> Path:
     """Compile once per run, whichever worker comes first."""
     from specc.driver import compile_model

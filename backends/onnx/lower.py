@@ -28,7 +28,7 @@ from specc.backends.onnx.greedy import best_of, emit_best, judged, with_best
 from specc.backends.onnx.store import WeightFiles
 from specc.backends.onnx.table import DEFAULT_OPSET
 from specc.backends.plan import Plan, plans_of
-from specc.backends.toolchain import Toolchain
+from specc.backends.toolchain import Toolchain, c_dtype, played_leaves
 from specc.cann import find_cann
 from specc.errors import BackendError
 from specc.ir import Function, Role, SpeculativeProgram, WeightStore
@@ -42,19 +42,6 @@ FOLDER = "graphs"
 
 Graphs = list[tuple[Function, Mapping[str, str]]]
 """Leaves, and which of their inputs are which weights."""
-
-_NUMBERS = {
-    "u8": 0,
-    "i8": 1,
-    "i32": 3,
-    "i64": 4,
-    "f16": 5,
-    "f32": 6,
-    "f64": 7,
-    "bool": 11,
-    "bf16": 15,
-}
-"""SPECC_U8 and so on, of specc_model.h."""
 
 assert _lowerings  # registers what operations become
 
@@ -251,36 +238,25 @@ def graph_table(
                 f"const specc_graph_value {side}{number}[] = {{{', '.join(listed) or '{}'}}};"
             )
         rows.append(f'    {{"{leaf.name}", {len(inputs)}, {len(given)}, in{number}, out{number}}},')
-        leaves.append(_leaf(leaf.name, f"run_graph({number}, in, n, out, m)"))
-    leaves.append(_leaf(COMMIT, "run_commit(in, n, out, m)"))
+        leaves.append((leaf.name, f"run_graph({number}, in, n, out, m)"))
+    leaves.append((COMMIT, "run_commit(in, n, out, m)"))
     states = "".join(f'"{name}", ' for name in sorted(kept.states))
     return (
         '#include "graphs.h"\n#include "leaf_table.h"\n'
         + ('#include "acl/open.h"\n' if soc else "")
         + "namespace {\n"
         + "\n".join(values)
-        + "\nint32_t create(void** leaf) { *leaf = leaf; return 0; }\n"
-        + 'const char* told() { return ""; }\n}\n'
-        + "const specc_graph specc_graphs[] = {\n" + "\n".join(rows)
+        + "\n}\nconst specc_graph specc_graphs[] = {\n" + "\n".join(rows)
         + f"\n}};\nconst int specc_graph_count = {len(rows)};\n"
         + f"const char* const specc_resident_states[] = {{{states}nullptr}};\n"
         + f'const char specc_soc[] = "{soc}";\n'
         + f"specc::OpenDevice* const specc_open_device = {'specc::open_acl' if soc else 'nullptr'};\n"
-        + "const specc_leaf specc_leaves[] = {\n" + "\n".join(leaves)
-        + f'\n}};\nconst int specc_leaf_count = {len(leaves)};\nconst char specc_isa[] = "{isa}";\n'
+        + played_leaves(leaves, isa)
     )  # fmt: skip
-
-
-def _leaf(name: str, call: str) -> str:
-    return (
-        f'    {{"{name}", create,\n'
-        f"     [](void*, specc_tensor** in, int n, specc_tensor** out, int m) -> int32_t {{\n"
-        f"       return specc::{call}; }}, told}},"
-    )
 
 
 def _value(name: str, type_: TensorType, kept: bool, lazy: bool = False) -> str:
     shape = type_.at()
     dims = ", ".join(map(str, shape))
     flags = f"{str(kept).lower()}, {str(lazy).lower()}"
-    return f'{{"{name}", {_NUMBERS[type_.dtype]}, {len(shape)}, {{{dims}}}, {flags}}}'
+    return f'{{"{name}", {c_dtype(type_.dtype)}, {len(shape)}, {{{dims}}}, {flags}}}'

@@ -13,6 +13,7 @@ from typing import ClassVar
 import tvm
 import tvm_ffi
 
+from specc.backends import TVM
 from specc.backends.base import Device, Lowered, Progress
 from specc.backends.pack_weights import pack_weights, unpacked
 from specc.backends.plan import plans_of
@@ -24,9 +25,6 @@ from specc.cache import Pieces
 from specc.errors import BackendError
 from specc.ir import Role, SpeculativeProgram
 from specc.runtime import sources
-
-TVM = "0.27.0"
-"""The release whose API the converters know, which changes from one to the next."""
 
 assert _conversions  # registers what operations become
 

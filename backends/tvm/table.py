@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from specc.backends.toolchain import c_dtype, played_leaves
 from specc.backends.tvm.kernels import Kernels
 from specc.ir import TensorType
-
-_NUMBERS = {
-    "u8": "U8", "i8": "I8", "i32": "I32", "i64": "I64", "f16": "F16", "f32": "F32", "f64": "F64",
-    "bool": "BOOL", "bf16": "BF16",
-}  # fmt: skip
 
 
 def leaf_table(leaves: Sequence[Kernels], isa: str) -> str:
@@ -20,19 +16,13 @@ def leaf_table(leaves: Sequence[Kernels], isa: str) -> str:
         f"int __tvm_ffi_{k}(void*, const TVMFFIAny*, int32_t, TVMFFIAny*);" for k in kernels
     ]
     parts = [_leaf(number, leaf) for number, leaf in enumerate(leaves)]
-    rows = [
-        f'    {{"{leaf.name}", create,\n'
-        f"     [](void*, specc_tensor** in, int n, specc_tensor** out, int m) -> int32_t {{\n"
-        f"       return specc::run_kernels(leaf{number}, in, n, out, m); }}, told}},"
+    calls = [
+        (leaf.name, f"run_kernels(leaf{number}, in, n, out, m)")
         for number, leaf in enumerate(leaves)
     ]
     return "\n".join([
         '#include "kernels.h"', '#include "leaf_table.h"', 'extern "C" {', *declared, "}", "namespace {",
-        *parts,
-        "int32_t create(void** container) { *container = container; return 0; }",
-        'const char* told() { return ""; }', "}",
-        "const specc_leaf specc_leaves[] = {", *rows, "};",
-        f"const int specc_leaf_count = {len(rows)};", f'const char specc_isa[] = "{isa}";', "",
+        *parts, "}", played_leaves(calls, isa),
     ])  # fmt: skip
 
 
@@ -86,4 +76,4 @@ def _listed(numbers: object) -> str:
 
 def _value(type_: TensorType) -> str:
     shape = ", ".join("specc::kRows" if d == "T" else str(d) for d in type_.shape)
-    return f"{{SPECC_{_NUMBERS[type_.dtype]}, {len(type_.shape)}, {{{shape}}}}}"
+    return f"{{{c_dtype(type_.dtype)}, {len(type_.shape)}, {{{shape}}}}}"

@@ -7,17 +7,15 @@ import os
 import re
 import shutil
 import subprocess
-from itertools import cycle
 from pathlib import Path
 
 import pytest
-import torch
 
 from specc.ir.weights import WeightStore
 from specc.passes import pipelines
 from specc.passes.canonicalise import Canonicalise
 from specc.runtime import Artifact
-from tests.conftest import compiled
+from tests.conftest import artifact_of, compiled, greedy
 from tests.passes import knowing_drafters
 
 PROMPT = [7, 21, 40, 7, 21, 99, 150, 7, 21]
@@ -27,29 +25,12 @@ METHODS = ("none", "ngram", "suffix", "draft_model", "layerskip", "eagle:adaptiv
 
 @pytest.fixture(scope="module")
 def wanted(tiny_model: Path) -> list[int]:
-    """Greedy continuation by transformers' generate, with its own cache and attention."""
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
-    model.generation_config.eos_token_id = None
-    ids = torch.tensor([PROMPT])
-    mask = torch.ones_like(ids)
-    output = model.generate(
-        ids, attention_mask=mask, max_new_tokens=NEW, do_sample=False, pad_token_id=0
-    )
-    return output[0, len(PROMPT) :].tolist()
+    return greedy(tiny_model, PROMPT, NEW)
 
 
 @pytest.fixture(scope="module", params=METHODS)
 def artifact(request: pytest.FixtureRequest, tiny_model: Path, shared_folder: Path) -> Path:
-    method = request.param
-    options: dict[str, object] = {
-        "draft_model": {"drafter": str(tiny_model)},
-        "layerskip": {"draft_layers": (0, 1, 3)},
-        "eagle:adaptive": {"depths": (1, 3)},
-    }.get(method, {})
-    path = shared_folder / f"tiny-{method.replace(':', '-')}.specc"
-    return compiled(tiny_model, path, method, **options)
+    return artifact_of(request.param, tiny_model, shared_folder)
 
 
 def test_same_tokens_as_transformers(artifact: Path, wanted: list[int]) -> None:
@@ -239,17 +220,8 @@ def test_a_trained_drafter_is_believed_as_far_as_it_knows(
     with Artifact.load(path) as engine, engine.session() as session:
         session.configure(ignore_eos=True, max_tokens=100)
         session.append(text[:11])
-        made, k_of = 11, cycle([4, 0, 0, 2, 4, 4, 0, 0, 0, 0, 0, 0, 2])
-        while made < 48:
-            k = next(k_of)
-            session.set("num_speculative_tokens", k)
-            right = [t not in wrong or t == 0 for t in text[made : made + k]]
-            length = [*right, False].index(False) + 1
-            before = session.stat("accepted_tokens")
-            got = [session.next() for _ in range(length)]
-            assert got == text[made : made + length]
-            assert session.stat("accepted_tokens") - before == length - 1
-            made += length
+        ks = [4, 0, 0, 2, 4, 4, 0, 0, 0, 0, 0, 0, 2]
+        made = knowing_drafters.play(session, text, wrong, range(11, 48), ks)
         session.set("num_speculative_tokens", 4)
         rest = [session.next() for _ in range(64 - made)]
         assert rest == text[made:], "up to where no block fits"

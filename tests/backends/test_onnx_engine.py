@@ -15,7 +15,7 @@ from specc.cli import main
 from specc.errors import ArtifactError, SpeccError
 from specc.runtime import Artifact, Manifest
 from tests.backends.test_atc import GOOD, fake
-from tests.conftest import compiled
+from tests.conftest import compiled, greedy
 
 PROMPT = [7, 21, 40, 7, 21, 99, 150, 7, 21]
 NEW = 24
@@ -23,20 +23,7 @@ NEW = 24
 
 @pytest.fixture(scope="module")
 def wanted(tiny_model: Path) -> list[int]:
-    """Greedy continuation by transformers' generate."""
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
-    model.generation_config.eos_token_id = None
-    ids = torch.tensor([PROMPT])
-    output = model.generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        max_new_tokens=NEW,
-        do_sample=False,
-        pad_token_id=0,
-    )
-    return output[0, len(PROMPT) :].tolist()
+    return greedy(tiny_model, PROMPT, NEW)
 
 
 @pytest.fixture(scope="module")

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import subprocess
-from itertools import cycle
 from pathlib import Path
 
 import pytest
-import torch
 
 from specc.cli import main
 from specc.runtime import Artifact
 from tests.backends.test_inductor import ALLOWED
-from tests.conftest import compiled
+from tests.conftest import artifact_of, compiled, greedy
 from tests.passes import knowing_drafters
 
 PROMPT = [7, 21, 40, 7, 21, 99, 150, 7, 21]
@@ -22,27 +20,11 @@ METHODS = ("ngram", "draft_model", "layerskip", "eagle:adaptive")
 
 @pytest.fixture(scope="module")
 def wanted(tiny_model: Path) -> list[int]:
-    """Greedy continuation by transformers' generate."""
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
-    model.generation_config.eos_token_id = None
-    ids = torch.tensor([PROMPT])
-    mask = torch.ones_like(ids)
-    output = model.generate(
-        ids, attention_mask=mask, max_new_tokens=NEW, do_sample=False, pad_token_id=0
-    )
-    return output[0, len(PROMPT) :].tolist()
+    return greedy(tiny_model, PROMPT, NEW)
 
 
 def _artifact(method: str, model: Path, folder: Path) -> Path:
-    options: dict[str, object] = {
-        "draft_model": {"drafter": str(model)},
-        "layerskip": {"draft_layers": (0, 1, 3)},
-        "eagle:adaptive": {"depths": (1, 3)},
-    }.get(method, {})
-    path = folder / f"tvm-{method.replace(':', '-')}.specc"
-    return compiled(model, path, method, backend="tvm", **options)
+    return artifact_of(method, model, folder, "tvm", backend="tvm")
 
 
 @pytest.fixture(scope="module", params=METHODS)
@@ -141,16 +123,7 @@ def test_a_trained_drafter_is_believed_as_far_as_it_knows(
             assert [session.next() for _ in range(24)] == text[11:35]
             assert session.stat("accepted_tokens") > 0
             return
-        made, k_of = 11, cycle([4, 0, 2, 4])
-        while made < 30:
-            k = next(k_of)
-            session.set("num_speculative_tokens", k)
-            right = [t not in wrong or t == 0 for t in text[made : made + k]]
-            length = [*right, False].index(False) + 1
-            before = session.stat("accepted_tokens")
-            assert [session.next() for _ in range(length)] == text[made : made + length]
-            assert session.stat("accepted_tokens") - before == length - 1
-            made += length
+        knowing_drafters.play(session, text, wrong, range(11, 30), [4, 0, 2, 4])
 
 
 WRONG = [

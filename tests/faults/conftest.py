@@ -12,8 +12,8 @@ from filelock import FileLock
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from specc.runtime import Artifact
-from tests.conftest import compiled
-from tests.faults.helpers import METHODS, artifact_of
+from tests.conftest import artifact_of, compiled
+from tests.faults.helpers import METHODS
 from tests.ir.importers.tiny_models import tiny
 
 WINDOW = 16

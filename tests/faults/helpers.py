@@ -14,21 +14,10 @@ import torch
 from transformers import PreTrainedModel
 
 from specc.runtime import Artifact, Session
-from tests.conftest import compiled
 
 METHODS = ("none", "ngram", "suffix", "draft_model", "layerskip", "eagle:adaptive")
 HOST = ("ngram", "suffix")
 PROMPT = [7, 21, 40, 7, 21, 99, 150, 7, 21]
-
-
-def artifact_of(method: str, model: Path, folder: Path) -> Path:
-    """The artifact of tests/backends/test_inductor.py, under the same name: it is compiled once for both."""
-    options: dict[str, object] = {
-        "draft_model": {"drafter": str(model)},
-        "layerskip": {"draft_layers": (0, 1, 3)},
-        "eagle:adaptive": {"depths": (1, 3)},
-    }.get(method, {})
-    return compiled(model, folder / f"tiny-{method.replace(':', '-')}.specc", method, **options)
 
 
 def altered(artifact: Path, place: Path, change: Callable[[dict[str, Any]], object]) -> Path:

@@ -22,7 +22,8 @@ from specc.ir.evaluate import evaluate
 from specc.ir.importers.source import load_model
 from specc.runtime import Artifact, Manifest, native
 from specc.streaming import TextStream
-from tests.faults.helpers import METHODS, PROMPT, altered, artifact_of, plain
+from tests.conftest import artifact_of
+from tests.faults.helpers import METHODS, PROMPT, altered, plain
 from tests.ir.importers.drafters import synthetic
 from tests.ir.importers.tiny_models import tiny
 

@@ -8,13 +8,15 @@ the right row of features, the right token, and its own last state; `errors` are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from itertools import cycle
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from specc.runtime import Session
 from tests.ir.importers.drafters import synthetic
 
 VOCAB = 32
@@ -123,3 +125,23 @@ def _silent(tensors: dict[str, torch.Tensor], layer: str) -> dict[str, torch.Ten
 MAKERS: dict[str, Callable[..., Path]] = {
     "eagle": eagle, "eagle3": eagle3, "medusa": medusa, "dspark": dspark,
 }  # fmt: skip
+
+
+def play(
+    session: Session, text: Sequence[int], wrong: Collection[int], places: range, ks: Sequence[int]
+) -> int:
+    """Rounds of each of `ks` in turn, while the session, which holds `text` up to there, is within `places`.
+
+    Each gives what follows in `text`, and keeps the drafts before the first that is made `wrong`. Returns where it is.
+    """
+    made, k_of = places.start, cycle(ks)
+    while made < places.stop:
+        k = next(k_of)
+        session.set("num_speculative_tokens", k)
+        right = [t not in wrong or t == 0 for t in text[made : made + k]]
+        length = [*right, False].index(False) + 1
+        before = session.stat("accepted_tokens")
+        assert [session.next() for _ in range(length)] == list(text[made : made + length])
+        assert session.stat("accepted_tokens") - before == length - 1
+        made += length
+    return made

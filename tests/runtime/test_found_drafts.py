@@ -12,7 +12,8 @@ import pytest
 from specc.errors import ArtifactError
 from specc.runtime import Artifact, Stats, native
 from specc.runtime.engine import LIBRARY
-from tests.faults.helpers import altered, artifact_of, plain
+from tests.conftest import artifact_of
+from tests.faults.helpers import altered, plain
 
 PROMPT = [7, 21, 40, 99, 150, 7, 21, 40, 99, 150, 7, 21]
 METHODS = ("draft_model", "layerskip", "eagle:adaptive")

@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from specc import cache, tensors
+from specc.backends import TVM
 from specc.cann import find_cann, find_runtime
 from specc.errors import ModelError
 from specc.progress import human_bytes
 
 TORCH = "2.13"
-TVM = "0.27.0"
 OLDEST_PYTHON = (3, 11)
 OLDEST_GCC = 11
 

@@ -85,8 +85,7 @@ def _measure(
     with open_compiled(path, threads) as engine, progress.phase(f"measure {path}"):
         found = measure(engine, asked, max_tokens, repeats)
         manifest = engine.manifest
-        memory = manifest.weights_bytes + sum(manifest.state_bytes_by_zone.values())
-        return Measured(str(path), manifest, memory, found)
+        return Measured(str(path), manifest, manifest.weights_bytes + manifest.state_bytes, found)
 
 
 def render(situation: Situation, options: list[Option]) -> str:

@@ -12,11 +12,19 @@ constexpr size_t kMaxReserve = size_t{1} << 20;
 
 size_t longest_draft(const Manifest& manifest) { return static_cast<size_t>(manifest.draft_lengths.back()); }
 
+// What rounds write beyond the end of a text.
+size_t rows_beyond(const Manifest& manifest) {
+  size_t rows = static_cast<size_t>(manifest.drafter.draft_rows);
+  for (const RoundSpec& round : manifest.rounds) rows = std::max(rows, static_cast<size_t>(round.nodes) + 1);
+  return rows;
+}
+
 }  // namespace
 
 Session::Session(std::shared_ptr<Artifact> artifact)
     : artifact_(std::move(artifact)),
       max_len_(static_cast<size_t>(artifact_->manifest().model.max_model_len)),
+      rows_beyond_(rows_beyond(artifact_->manifest())),
       state_(artifact_->manifest().state, artifact_->manifest().arena, artifact_->library()),
       inputs_(artifact_->manifest(), artifact_->library()),
       frame_(artifact_->library().api(), artifact_->weights(), state_.views()),
@@ -100,9 +108,7 @@ void Session::check_lengths() const {
 
 // State for a text of so many tokens, and what rounds write beyond its end.
 void Session::make_room(size_t tokens) {
-  size_t beyond = static_cast<size_t>(artifact_->manifest().drafter.draft_rows);
-  for (const RoundSpec& round : artifact_->manifest().rounds) beyond = std::max(beyond, static_cast<size_t>(round.nodes) + 1);
-  const size_t rows = std::min(max_len_, tokens + beyond);
+  const size_t rows = std::min(max_len_, tokens + rows_beyond_);
   if (rows > static_cast<size_t>(state_.plan().rows)) state_.make_room(rows, committed_.size());
 }
 

@@ -128,7 +128,7 @@ class Session {
   void record(const Round& round, size_t length_index, const Execution& done, size_t kept, double draft_seconds);
 
   std::shared_ptr<Artifact> artifact_;
-  const size_t max_len_;
+  const size_t max_len_, rows_beyond_;  // of a text, and what rounds write behind it
   State state_;
   Inputs inputs_;
   Frame frame_;
