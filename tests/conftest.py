@@ -105,10 +105,14 @@ def artifact_of(
 
 def compiled(model: Path, output: Path, method: str, **options: object) -> Path:
     """Compile once per run, whichever worker comes first."""
+    from specc.backends.base import find_backend
     from specc.driver import compile_model
     from specc.progress import SilentProgress
     from specc.request import CompileRequest
 
+    # A backend is imported outside the lock: where an import of TVM raises within, libtvm_ffi's backtrace maps the
+    # file of a descriptor that it closed before, which may by then be the lock, and empty: a bus error.
+    find_backend(str(options.get("backend", "inductor")))
     with FileLock(str(output) + ".lock"):
         if not output.exists():
             ks = None if method == "none" else (0, 2, 4)

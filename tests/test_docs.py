@@ -20,7 +20,7 @@ ROOT = Path(__file__).parent.parent
 DOCS = sorted((ROOT / "docs").glob("*.md"))
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS]
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
-ELSEWHERE = {"--merge", "--version", "--force-reinstall", "--into"}
+ELSEWHERE = {"--merge", "--version", "--force-reinstall", "--into", "--no-deps"}
 """Flags of other programs that cures name."""
 
 

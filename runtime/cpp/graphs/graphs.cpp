@@ -50,12 +50,8 @@ Status check_value(const specc_graph& graph, int32_t index, const Tensor* given)
   return fail("%s: input %d is not what the graph takes", graph.name, index);
 }
 
-char* begin_of(const Tensor* tensor) {
-  return tensor->storage->data + static_cast<size_t>(tensor->offset) * dtype_size(tensor->dtype);
-}
-
 specc_graph_data data_of(const Tensor* tensor) {
-  return {begin_of(tensor), static_cast<size_t>(tensor->numel()) * dtype_size(tensor->dtype)};
+  return {tensor->begin(), static_cast<size_t>(tensor->numel()) * dtype_size(tensor->dtype)};
 }
 
 Status run_by_host(const specc_graph& graph, const specc_graph_data* from, const specc_graph_data* to) {

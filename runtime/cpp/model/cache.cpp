@@ -84,8 +84,7 @@ Status cache_move(Tensor& cache, const Tensor& source, const Tensor& target) {
   const auto row = [&](const Tensor& rows, int64_t i) { return rows.data<int64_t>()[i * rows.strides[0]] * bytes; };
   char* const copied = copy->storage->data;
   for (int64_t head = 0; head < cache.sizes[0]; head++) {
-    char* const base = cache.storage->data + cache.offset * static_cast<int64_t>(dtype_size(cache.dtype)) +
-                       head * cache.sizes[1] * bytes;
+    char* const base = cache.begin() + head * cache.sizes[1] * bytes;
     const auto moves = [&](int64_t i) { return row(source, i) != row(target, i); };
     for (int64_t i = 0; i < count; i++) {
       if (moves(i)) std::memcpy(copied + i * bytes, base + row(source, i), bytes);

@@ -38,7 +38,7 @@ specc_tensor* retain_tensor(specc_tensor* tensor) {
 void* data(specc_tensor* tensor) {
   clear_error();
   if (fetch(tensor) != kOk) return nullptr;
-  return tensor->storage->data + tensor->offset * static_cast<int64_t>(dtype_size(tensor->dtype));
+  return tensor->begin();
 }
 
 int32_t info(specc_tensor* tensor, int32_t* dtype, int32_t* ndim, const int64_t** shape, const int64_t** stride) {

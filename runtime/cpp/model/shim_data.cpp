@@ -73,7 +73,7 @@ SPECC_SHIM(aoti_torch_scalar_to_tensor_bool)(bool v, Tensor** r) -> Status { ret
 
 SPECC_SHIM(aoti_torch_zero_)(Tensor* tensor) -> Status {
   const size_t bytes = specc::dtype_size(tensor->dtype);
-  char* first = tensor->storage->data + tensor->offset * static_cast<int64_t>(bytes);
+  char* first = tensor->begin();
   if (tensor->is_contiguous()) {
     std::memset(first, 0, tensor->numel() * bytes);
     return kOk;

@@ -85,7 +85,7 @@ SPECC_SHIM(aoti_torch_delete_tensor_object)(Tensor* tensor) -> Status {
 }
 
 SPECC_SHIM(aoti_torch_get_data_ptr)(Tensor* tensor, void** result) -> Status {
-  *result = tensor->storage->data + tensor->offset * static_cast<int64_t>(specc::dtype_size(tensor->dtype));
+  *result = tensor->begin();
   return kOk;
 }
 

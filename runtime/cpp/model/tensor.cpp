@@ -183,8 +183,8 @@ void copy_elements(Tensor* target, const Tensor* source) {
   const int ndim = source->ndim;
   const int64_t count = source->numel();
   if (count == 0) return;
-  char* to = target->storage->data + target->offset * bytes;
-  const char* from = source->storage->data + source->offset * bytes;
+  char* to = target->begin();
+  const char* from = source->begin();
   // The longest run of inner dimensions that both sides hold without gaps is copied at a stroke.
   int inner = ndim;
   int64_t run = 1;

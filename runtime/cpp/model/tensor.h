@@ -21,6 +21,8 @@ struct alignas(64) Storage {
   int32_t (*fetch)(Storage*);    // fills `data` from the device, if not null, which it then is; 0 on success
 };
 
+size_t dtype_size(int32_t dtype);  // 0 for a dtype we do not know
+
 }  // namespace specc
 
 struct specc_tensor {
@@ -32,6 +34,9 @@ struct specc_tensor {
   int64_t sizes[specc::kMaxDims];
   int64_t strides[specc::kMaxDims];  // in elements
 
+  char* begin() const {  // its first element, of whatever type
+    return storage->data + offset * static_cast<int64_t>(specc::dtype_size(dtype));
+  }
   template <class T>
   T* data() const {
     return reinterpret_cast<T*>(storage->data) + offset;
@@ -49,7 +54,6 @@ namespace specc {
 
 using Tensor = specc_tensor;
 
-size_t dtype_size(int32_t dtype);  // 0 for a dtype we do not know
 const char* dtype_name(int32_t dtype);
 
 // All return nullptr with the error text set when memory is short or the arguments make no sense.

