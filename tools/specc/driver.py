@@ -90,7 +90,11 @@ def write(
 def _device(request: CompileRequest) -> Device:
     graphs = "" if request.device == "cpu" else request.device
     return Device(
-        isa=isa_of(request), graphs=graphs, opset=request.opset, link_gbps=request.link_gbps
+        isa=isa_of(request),
+        graphs=graphs,
+        opset=request.opset,
+        link_gbps=request.link_gbps,
+        static=request.static,
     )
 
 

@@ -28,7 +28,7 @@ GRAPH_METHODS = ("none", "ngram", "suffix", "draft_model", "layerskip", "eagle",
 """Those whose graphs leave choosing tokens to the host: what --device onnx and ascend can run."""
 
 ONNX, ASCEND = "onnx", "ascend"
-TVM = "tvm"
+TVM, REFERENCE = "tvm", "reference"
 TVM_QUANTS = ("none", "bf16")
 """Forms of weights that the tvm backend multiplies."""
 
@@ -56,6 +56,7 @@ class CompileRequest:
     device: str = "cpu"
     backend: str = "inductor"
     isa: str = "native"
+    static: bool = False
     opset: int = 0
     graph_dtype: str = "f32"
     kv_shards: tuple[int, str] | None = None
@@ -193,7 +194,15 @@ def _check_device(request: CompileRequest) -> None:
                 f"--backend tvm multiplies no weights of --quant {request.quant} yet", "leave out --backend",
                 expected=f"--quant {' or '.join(TVM_QUANTS)}",
             )  # fmt: skip
+        if request.backend == REFERENCE and request.static:
+            raise flags.conflict(
+                "--static has no meaning for --backend reference, which writes no code", "leave out one of them"
+            )  # fmt: skip
         return
+    if request.static:
+        raise flags.conflict(
+            f"--device {request.device} has no --static: its graphs are files of their own", "leave out --static"
+        )  # fmt: skip
     least, most = OPSETS
     if request.opset and not least <= request.opset <= most:
         raise flags.bad_value("--opset", f"{least} to {most}, which CANN reads", request.opset)
