@@ -91,6 +91,7 @@ def write_artifact(
             "options": dict(contract.options),
         },
         **({"graphs": dict(lowered.graphs)} if lowered.graphs else {}),
+        **({"cuda": dict(lowered.cuda)} if lowered.cuda else {}),
         "rounds": [vars(played) for played in program.rounds],
         "state": [
             {

@@ -10,7 +10,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -41,15 +41,7 @@ _LEAF_FLAGS = (
 )
 _KERNEL_FLAGS = ("-O3", "-ffp-contract=fast")
 _ENGINE_FOLDERS = ("core", "core/engine", "core/drafters", "core/sampling", "tokenizer")
-_ARCHIVES = ("lib/libmodel.a", "lib/libspecc.a")
-_FOR_APPS = {
-    "include/specc.h": sources.INCLUDE / "specc.h",
-    "lib/cmake/specc/specc-config.cmake": sources.CPP / "specc-config.cmake",
-}
-# No names that are one in a whole program: a library that has some is never unloaded, and an archive cannot hide them.
-_COMMON = (
-    "-std=c++20", "-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden", "-fno-gnu-unique", "-w",
-)  # fmt: skip
+_COMMON = ("-std=c++20", "-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden", "-w")
 
 
 @dataclass(frozen=True)
@@ -134,6 +126,31 @@ class Toolchain:
             Object(table, "tvm_table", flags, header=header),
         ]
 
+    def cuda(self, table: str) -> list[Object]:
+        """What stands between plans and a GPU: the generated `table` of leaves, the driver's calls, memory."""
+        folder = sources.CPP / "cuda"
+        flags = ("-O2", self.march, f"-I{sources.INCLUDE}", f"-I{sources.CPP}", f"-I{folder}",
+                 f"-I{sources.CPP / 'model'}")  # fmt: skip
+        header = _text_of(folder, "*.h")
+        files = [*sorted(folder.glob("*.cpp")), sources.CPP / "core/error.cpp"]
+        own = [
+            Object(
+                p.read_text(),
+                f"cuda_{p.parent.name}_{p.stem}",
+                (f"-iquote{p.parent}", *flags),
+                header,
+            )
+            for p in files
+        ]
+        return [*own, Object(table, "cuda_table", flags, header)]
+
+    def cuda_leaf(self, source: str, name: str) -> Object:
+        """Generated code of one leaf of a GPU: what its kernels are called with; they lie in it as bytes."""
+        leaf = self.leaf(source, name)
+        folder = sources.CPP / "cuda"
+        flags = ("-O1", *(f for f in leaf.flags if f != "-O3"), f"-I{folder}")
+        return Object(leaf.source, leaf.name, flags, _text_of(folder, "leaf_cuda.h"))
+
     def engine(self) -> list[Object]:
         """libspecc: engine, tokenizer and C ABI, for any x86-64, a folder at a time.
 
@@ -177,38 +194,6 @@ class Toolchain:
         with self.at_work(cores=1) as start:
             start([*self.kernels(), *self.engine()])
             yield
-
-    def write(
-        self, into: Path, model: Sequence[Path], engine: Sequence[Path], *, static: bool
-    ) -> tuple[str, ...]:
-        """What an app needs, under `into`: model.so, libspecc, its header and a package for CMake; returns their names.
-
-        `static`: archives of both libraries too.
-        """
-        libraries = [("model.so", model, "specc_model_*"), ("lib/libspecc.so", engine, "specc_*")]
-        for name, objects, exports in libraries:
-            (into / name).parent.mkdir(exist_ok=True)
-            self.link(objects, into / name, exports=exports)
-        names = [name for name, _, _ in libraries]
-        if static:
-            for name, (_, objects, exports) in zip(_ARCHIVES, libraries, strict=True):
-                self.archive(objects, into / name, exports=exports)
-            names += _ARCHIVES
-        for name, source in _FOR_APPS.items():
-            (into / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(source, into / name)
-        return (*names, *_FOR_APPS)
-
-    def archive(self, objects: Sequence[Path], into: Path, *, exports: str) -> None:
-        """The same for static linking: one object, whose names an app sees only as far as they match `exports`."""
-        with tempfile.TemporaryDirectory() as folder:
-            whole = Path(folder) / f"{into.stem}.o"
-            self._run([
-                self.compiler, "-r", "-nostdlib", "-Wl,--force-group-allocation", "-o", str(whole), *map(str, objects),
-            ], into.name)  # fmt: skip
-            names = ["--wildcard", f"--keep-global-symbol={exports}", str(whole)]
-            self._run(["objcopy", *names], into.name)
-            self._run(["ar", "rcsD", str(into), str(whole)], into.name)
 
     def link(self, objects: Sequence[Path], into: Path, *, exports: str) -> None:
         """A shared library that exports the names matching `exports` alone and needs libstdc++ and libc only."""
@@ -290,10 +275,16 @@ def _version(compiler: str) -> str:
     return lines[0]
 
 
+def _text_of(folder: Path, pattern: str) -> str:
+    return "".join(p.read_text() for p in sorted(folder.glob(pattern)))
+
+
 @lru_cache
 def _headers() -> str:
     digest = hashlib.sha256()
-    own = [p for p in sources.CPP.rglob("*.h") if p.parent.name != "tvm"]  # (see Object.header)
+    own = [
+        p for p in sources.CPP.rglob("*.h") if p.parent.name not in ("tvm", "cuda")
+    ]  # (Object.header)
     for path in sorted([*own, *sources.INCLUDE.glob("*.h")]):
         digest.update(path.read_bytes())
     return digest.hexdigest()
@@ -325,8 +316,11 @@ def _leaves(rows: str, count: int, isa: str) -> str:
     )
 
 
-def leaf_table(names: Sequence[str], isa: str) -> str:
-    """leaves.cpp: a `specc_leaf` for each compiled leaf, named as the plan names it."""
+def leaf_table(names: Sequence[str], isa: str, played: Mapping[str, str] | None = None) -> str:
+    """leaves.cpp: a `specc_leaf` for each compiled leaf, named as the plan names it.
+
+    `played`: more entries, and the function of namespace specc that runs each.
+    """
     declarations, rows = [], []
     for number, name in enumerate(names):
         p = f"leaf{number}"
@@ -336,7 +330,14 @@ def leaf_table(names: Sequence[str], isa: str) -> str:
             f"const char* {p}_error();"
         )
         rows.append(f'    {{"{name}", {p}_create, {p}_run, {p}_error}},')
+    for name, function in (played or {}).items():
+        rows.append(
+            f'    {{"{name}", [](void** leaf) -> int32_t {{ *leaf = leaf; return 0; }},\n'
+            f"     [](void*, specc_tensor** in, int n, specc_tensor** out, int m) -> int32_t {{\n"
+            f'       return specc::{function}(in, n, out, m); }}, []() -> const char* {{ return ""; }}}},'
+        )
+    count = len(names) + len(played or {})
     declared = "\n".join(declarations)
     return f'#include "leaf_table.h"\nextern "C" {{\n{declared}\n}}\n' + _leaves(
-        "\n".join(rows), len(names), isa
+        "\n".join(rows), count, isa
     )

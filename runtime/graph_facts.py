@@ -1,4 +1,4 @@
-"""What a manifest says of graphs that onnxruntime or a device runs, and of caches that lie on several devices."""
+"""What a manifest says of code for a GPU, of graphs that a device runs, and of caches that lie on several devices."""
 
 from __future__ import annotations
 
@@ -49,6 +49,40 @@ class Shards:
             return None
         costs = tuple(map(ShardCost.read, at["costs"].items()))
         return cls(at["count"].integer(2), at["way"].string(), costs)
+
+
+@dataclass(frozen=True)
+class CudaCalls:
+    """What one call of a function asks of the GPU: kernels that are launched, and times that the host waits."""
+
+    launches: int
+    waits: int
+
+
+@dataclass(frozen=True)
+class CudaCode:
+    """Code for an NVIDIA GPU of the architecture `arch`, as in sm_90: `kernels` are all that lie in model.so.
+
+    `verified_on_gpu`: whether anyone saw what this release compiles run on a GPU.
+    """
+
+    arch: str
+    kernels: int
+    functions: Mapping[str, CudaCalls]
+    verified_on_gpu: bool
+
+    @classmethod
+    def read(cls, at: Field) -> CudaCode | None:
+        """Of the manifest, where there is any."""
+        if at.value is None:
+            return None
+        calls = {
+            name: CudaCalls(item["launches"].integer(0), item["waits"].integer(0))
+            for name, item in at["functions"].entries()
+        }
+        return cls(
+            at["arch"].string(), at["kernels"].integer(1), calls, at["verified_on_gpu"].boolean()
+        )
 
 
 @dataclass(frozen=True)

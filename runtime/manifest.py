@@ -10,7 +10,7 @@ from typing import Any
 
 from specc.errors import ArtifactError
 from specc.runtime.fields import Field, check_inner, damaged
-from specc.runtime.graph_facts import Graphs
+from specc.runtime.graph_facts import CudaCode, Graphs
 from specc.runtime.state import Arena, StateBuffer, read_arena, read_state
 
 SCHEMA_VERSION = 1
@@ -161,6 +161,7 @@ class Manifest:
     files: Mapping[str, FileEntry]
     provenance: Mapping[str, Any]
     graphs: Graphs | None
+    cuda: CudaCode | None
     arena: Arena | None
     raw: Mapping[str, Any] = field(repr=False, compare=False)
 
@@ -225,6 +226,7 @@ class Manifest:
             files={n: _file(n, f) for n, f in root["files"].entries()},
             provenance=root.get("provenance").mapping({}),
             graphs=Graphs.read(root.get("graphs")),
+            cuda=CudaCode.read(root.get("cuda")),
             arena=read_arena(root.get("arena"), state, model.max_model_len * model.max_num_seqs),
             raw=document,
         )

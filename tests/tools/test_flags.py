@@ -47,7 +47,6 @@ CHANGES: dict[str, tuple[Any, str]] = {
     "device": ("onnx", "ngram"),
     "backend": ("reference", "ngram"),
     "isa": ("avx2", "ngram"),
-    "static": (True, "ngram"),
     "opset": (13, "ngram"),
     "graph_dtype": ("f16", "ngram"),
     "kv_shards": ("2", "ngram"),
@@ -217,9 +216,3 @@ def test_what_is_no_tree_is_refused(text: str) -> None:
 
 def test_flags_and_trees_have_one_limit() -> None:
     assert flags.MOST_NODES == trees.MOST_NODES
-
-
-@pytest.mark.parametrize("where", [{"backend": "reference"}, {"device": "onnx"}])
-def test_archives_are_of_code_alone(where: dict[str, str]) -> None:
-    with pytest.raises(UsageError, match="--static"):
-        request(static=True, method="ngram", **where)

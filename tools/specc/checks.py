@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import shutil
 import struct
 import subprocess
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from specc import cache, tensors
-from specc.backends import TVM
+from specc.backends import TRITON, TVM
 from specc.cann import find_cann, find_runtime
 from specc.errors import ModelError
 from specc.progress import human_bytes
@@ -156,8 +157,21 @@ def _disk() -> Check:
 
 
 def _cuda() -> Check:
-    path = shutil.which("nvcc")
-    return Check("cuda", Status.INFO, path or "no nvcc")
+    """Compiling takes Triton, which brings ptxas; running takes NVIDIA's driver, whose version the kernel tells."""
+    found, hint = (
+        _installed("triton"),
+        f"--device cuda needs triton {TRITON}: pip install 'specc-compiler[cuda]'",
+    )
+    compiles = "no triton" if found is None else f"triton {found} with its ptxas"
+    try:
+        text = Path("/proc/driver/nvidia/version").read_text()
+        told = re.search(r"Kernel Module\D*([\d.]+)", text)
+        driver = f"NVIDIA driver {told[1] if told else 'of unknown version'}"
+    except OSError:
+        driver = "no NVIDIA driver"
+    nvcc = shutil.which("nvcc")
+    text = f"{compiles}; to run: {driver}" + (f"; {nvcc} (not needed)" if nvcc else "")
+    return Check("cuda", Status.INFO, text, "" if found == TRITON else hint)
 
 
 def _ascend() -> Check:

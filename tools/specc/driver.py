@@ -20,6 +20,7 @@ from specc.passes.quantise_weights import left
 from specc.progress import Progress, peak_rss
 from specc.request import (
     AUTO,
+    CUDA,
     CompileReport,
     CompileRequest,
     backend_of,
@@ -88,13 +89,15 @@ def write(
 
 
 def _device(request: CompileRequest) -> Device:
-    graphs = "" if request.device == "cpu" else request.device
+    kind, _, name = request.device.partition(":")
+    gpu = name if kind == CUDA else ""
+    graphs = "" if kind in ("cpu", CUDA) else request.device
     return Device(
         isa=isa_of(request),
         graphs=graphs,
         opset=request.opset,
         link_gbps=request.link_gbps,
-        static=request.static,
+        gpu=gpu,
     )
 
 

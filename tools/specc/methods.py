@@ -20,7 +20,7 @@ from specc.passes.plan_arena import PlanArena
 from specc.passes.quantise_weights import QuantiseWeights
 from specc.passes.shard_caches import ShardCaches
 from specc.progress import Progress
-from specc.request import CompileRequest, draft_lengths
+from specc.request import CUDA, CompileRequest, draft_lengths
 from specc.trained import TRAINED
 
 CALIBRATION_TOKENS = 512
@@ -58,7 +58,7 @@ def pipeline_for(request: CompileRequest, imported: ImportedModel, progress: Pro
     )  # fmt: skip
     choice = _PIPELINES[request.method](request, imported, shape, progress)
     pipeline = choice.pipeline
-    if request.device != "cpu":
+    if request.device.partition(":")[0] not in ("cpu", CUDA):
         shards = None
         if request.kv_shards is not None:
             count, way = request.kv_shards

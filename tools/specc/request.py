@@ -27,8 +27,12 @@ _IN_THE_GRAPH = ("draft_model", "layerskip", "eagle:adaptive")
 GRAPH_METHODS = ("none", "ngram", "suffix", "draft_model", "layerskip", "eagle", "eagle3", "mtp")
 """Those whose graphs leave choosing tokens to the host: what --device onnx and ascend can run."""
 
-ONNX, ASCEND = "onnx", "ascend"
-TVM, REFERENCE = "tvm", "reference"
+ONNX, ASCEND, CUDA = "onnx", "ascend", "cuda"
+CUDA_METHODS = ("none", "ngram", "suffix", "draft_model", "layerskip")
+CUDA_ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100")
+"""Of data centres and workstations since Ampere: what Triton writes code for and `backends/cuda/fakes.py` describes."""
+
+TVM = "tvm"
 TVM_QUANTS = ("none", "bf16")
 """Forms of weights that the tvm backend multiplies."""
 
@@ -56,7 +60,6 @@ class CompileRequest:
     device: str = "cpu"
     backend: str = "inductor"
     isa: str = "native"
-    static: bool = False
     opset: int = 0
     graph_dtype: str = "f32"
     kv_shards: tuple[int, str] | None = None
@@ -194,15 +197,10 @@ def _check_device(request: CompileRequest) -> None:
                 f"--backend tvm multiplies no weights of --quant {request.quant} yet", "leave out --backend",
                 expected=f"--quant {' or '.join(TVM_QUANTS)}",
             )  # fmt: skip
-        if request.backend == REFERENCE and request.static:
-            raise flags.conflict(
-                "--static has no meaning for --backend reference, which writes no code", "leave out one of them"
-            )  # fmt: skip
         return
-    if request.static:
-        raise flags.conflict(
-            f"--device {request.device} has no --static: its graphs are files of their own", "leave out --static"
-        )  # fmt: skip
+    if kind == CUDA:
+        _check_cuda(request)
+        return
     least, most = OPSETS
     if request.opset and not least <= request.opset <= most:
         raise flags.bad_value("--opset", f"{least} to {most}, which CANN reads", request.opset)
@@ -229,6 +227,31 @@ def _check_device(request: CompileRequest) -> None:
         )
 
 
+def _check_cuda(request: CompileRequest) -> None:
+    """What the cuda backend cannot do yet."""
+    here = f"--device {request.device}"
+    if request.method not in CUDA_METHODS:
+        raise flags.conflict(
+            f"{here} cannot run --method {request.method} yet", "choose another --method",
+            expected=f"--method {', '.join(CUDA_METHODS)}",
+        )  # fmt: skip
+    for flag, given, usual in (
+        ("--backend", request.backend, ("inductor", CUDA)),
+        ("--quant", request.quant, ("none",)),
+        ("--kv-cache-dtype", request.kv_cache_dtype, ("auto", "f32", "f16")),
+        ("--kv-arena", request.kv_arena, ("auto",)),
+        ("--graph-dtype", request.graph_dtype, ("f32",)),
+        ("--opset", request.opset, (0,)),
+        ("--draft-vocab-size", request.draft_vocab_size, (0,)),
+    ):
+        if given not in usual:
+            allowed = " or ".join(str(u) for u in usual if u)
+            raise flags.conflict(
+                f"{here} has no {flag} {given} yet", f"leave out {flag}",
+                expected=f"{flag} {allowed}" if allowed else "",
+            )  # fmt: skip
+
+
 def _check_shards(request: CompileRequest) -> None:
     """Caches on several devices: of one server, where that is known."""
     kind, _, soc = request.device.partition(":")
@@ -238,9 +261,9 @@ def _check_shards(request: CompileRequest) -> None:
                 "--link-gbps has no meaning for caches on one device", "leave it out, or add --kv-shards"
             )  # fmt: skip
         return
-    if kind == "cpu":
+    if kind in ("cpu", CUDA):
         raise flags.conflict(
-            "--kv-shards has no meaning for --device cpu", "leave it out, or add --device onnx"
+            f"--kv-shards has no meaning for --device {kind}", "leave it out, or add --device onnx"
         )
     flags.at_least("--link-gbps", request.link_gbps, 0)
     if kind == ASCEND:
@@ -248,12 +271,20 @@ def _check_shards(request: CompileRequest) -> None:
 
 
 def check_device_name(device: str) -> None:
-    """Raise UsageError for what is no device: cpu, onnx or ascend:SOC."""
+    """Raise UsageError for what is no device: cpu, onnx, ascend:SOC or cuda:ARCH."""
     kind, _, soc = device.partition(":")
+    if kind == CUDA:
+        if soc not in CUDA_ARCHS:
+            raise UsageError(
+                "SPECC-E0113", f"--device {device} names no GPU architecture that specc compiles for",
+                expected=f"--device {', '.join(f'{CUDA}:{a}' for a in CUDA_ARCHS)}", found=device,
+                cure="take the compute capability of the GPU that will run it: 9.0 is sm_90",
+            )  # fmt: skip
+        return
     if kind not in ("cpu", ONNX, ASCEND) or (kind != ASCEND and device != kind):
         raise UsageError(
             "SPECC-E0113", f"--device {device} is not built yet",
-            expected="--device cpu, onnx or ascend:SOC", cure="leave it out",
+            expected="--device cpu, onnx, ascend:SOC or cuda:ARCH", cure="leave it out",
         )  # fmt: skip
     if kind == ASCEND:
         check_soc(soc)
@@ -271,6 +302,8 @@ def check_soc(soc: str) -> None:
 
 def backend_of(request: CompileRequest) -> str:
     """The backend for the device."""
+    if request.device.startswith(CUDA):
+        return CUDA
     return request.backend if request.device == "cpu" else ONNX
 
 

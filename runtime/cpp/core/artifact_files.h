@@ -4,14 +4,13 @@
 #include <string>
 
 #include "manifest.h"
-#include "source.h"
 
 namespace specc {
 
-// Reads manifest.json. Throws Error(NotAnArtifact) if there is none.
-Manifest read_manifest(const Source& source);
+// Reads DIR/manifest.json. Throws Error(NotAnArtifact) if there is none.
+Manifest read_manifest(const std::string& directory);
 
-// Sizes of what the source must have, always; SHA-256 if `hashes` (slow: it reads every byte). Throws Error(File).
-void check_files(const Manifest& manifest, const Source& source, bool hashes);
+// Sizes always, SHA-256 if `hashes` (slow: it reads every byte). Throws Error(File).
+void check_files(const Manifest& manifest, const std::string& directory, bool hashes);
 
 }  // namespace specc

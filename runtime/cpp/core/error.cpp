@@ -28,6 +28,7 @@ specc_result result_of(Code code) noexcept {
     case Code::Compute:
     case Code::Mask:
     case Code::Npu:
+    case Code::Gpu:
     case Code::Guard:
       return SPECC_RUNTIME;
     default:

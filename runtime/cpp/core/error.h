@@ -21,6 +21,7 @@ enum class Code {
   Plan = 508,
   NoRuntime = 510,
   BadModel = 511,
+  NoGpu = 515,
   Internal = 600,
   Option = 601,
   TokenId = 602,
@@ -34,6 +35,7 @@ enum class Code {
   Mask = 610,
   Npu = 611,
   Guard = 613,
+  Gpu = 615,
 };
 
 specc_result result_of(Code code) noexcept;

@@ -21,8 +21,7 @@ class Safetensors {
   };
 
   Safetensors() = default;
-  // `path`: how messages name it. Throws Error(Code::File or Code::Damaged).
-  Safetensors(MappedFile file, const std::string& path);
+  explicit Safetensors(const std::string& path);  // throws Error(Code::File or Code::Damaged)
 
   const Tensor* find(const std::string& name) const;
   const void* data(const Tensor& tensor) const { return file_.data() + tensor.offset; }

@@ -1,4 +1,4 @@
-// A shared library loaded from one very file, whatever had its name before; or code that the program was linked with.
+// A shared library loaded from one very file, whatever had its name before.
 #pragma once
 
 #include <cstdint>
@@ -30,9 +30,6 @@ struct FileIdentity {
 class SharedObject {
  public:
   explicit SharedObject(std::string path);  // opens the file, loads nothing. Throws Error(ModelRefused)
-  // From memory, through an anonymous file: every one is a library of its own. Throws Error(ModelRefused).
-  SharedObject(std::string name, const void* data, size_t size);
-  static SharedObject linked(void* entry);  // specc_model_entry, and no other symbol
   void load();                              // throws Error(ModelRefused)
 
   const FileIdentity& identity() const { return identity_; }
@@ -41,7 +38,7 @@ class SharedObject {
  private:
   class Descriptor {
    public:
-    explicit Descriptor(int number = -1) : number_(number) {}
+    explicit Descriptor(int number) : number_(number) {}
     Descriptor(Descriptor&& other) noexcept : number_(other.number_) { other.number_ = -1; }
     ~Descriptor();
     int number() const { return number_; }
@@ -49,9 +46,6 @@ class SharedObject {
    private:
     int number_;
   };
-  SharedObject() = default;
-  SharedObject(std::string path, Descriptor file);
-
   struct Close {
     void operator()(void* handle) const;
   };
@@ -60,7 +54,6 @@ class SharedObject {
   Descriptor file_;
   FileIdentity identity_;
   std::unique_ptr<void, Close> handle_;
-  void* entry_ = nullptr;  // of linked code
 };
 
 }  // namespace specc

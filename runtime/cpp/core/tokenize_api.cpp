@@ -16,17 +16,14 @@ const Tokenizer& tokenizer_of(const Artifact& artifact) {
   auto& lazy = artifact.tokenizer();
   const std::lock_guard<std::mutex> guard(lazy.mutex);
   if (lazy.loaded == nullptr) {
-    constexpr char kFile[] = "tokenizer.bin";
-    const std::string path = artifact.source().name(kFile);
-    if (!artifact.source().size(kFile)) {
+    const std::string path = artifact.directory() + "/tokenizer.bin";
+    if (!regular_file_size(path)) {
       throw Error(Code::NoTokenizer, "the artifact has no tokenizer")
           .where(path)
           .cure("pass token ids, or compile from a folder with tokenizer.json");
     }
     try {
-      const MappedFile file = artifact.source().map(kFile);
-      const std::string_view bytes(reinterpret_cast<const char*>(file.data()), file.size());
-      lazy.loaded = std::shared_ptr<const Tokenizer>(Tokenizer::load(bytes));
+      lazy.loaded = std::shared_ptr<const Tokenizer>(Tokenizer::load(path));
     } catch (const std::runtime_error& error) {
       throw Error(Code::Damaged, "the tokenizer's tables are damaged").where(path).found(error.what());
     }

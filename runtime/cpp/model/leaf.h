@@ -49,6 +49,7 @@ class AOTInductorModelBase {
   std::vector<Info> inputs_info_, outputs_info_;
   const char *in_spec_ = nullptr, *out_spec_ = nullptr;
   int32_t device_idx_ = -1;  // the CPU
+  std::optional<std::string> cubin_dir_;  // leaves for GPUs hand it on; their kernels lie in them
 };
 
 class AOTInductorModel : public AOTInductorModelBase {
@@ -84,6 +85,10 @@ static int32_t specc_leaf_told(const Body& body) {
   return AOTI_RUNTIME_FAILURE;
 }
 
+#ifndef SPECC_LEAF_ENTER
+#define SPECC_LEAF_ENTER(in, n_in)  // what a device wants done with the inputs first
+#endif
+
 extern "C" {
 
 int32_t SPECC_LEAF(create)(void** leaf) {
@@ -96,6 +101,7 @@ int32_t SPECC_LEAF(run)(void* leaf, AtenTensorHandle* in, int n_in, AtenTensorHa
   return specc_leaf_told([&] {
     auto& model = *static_cast<torch::aot_inductor::AOTInductorModel*>(leaf);
     AOTI_RUNTIME_CHECK(model.takes(n_in, n_out), "wrong number of inputs or outputs");
+    SPECC_LEAF_ENTER(in, n_in);
     model.run_impl(in, out, nullptr, nullptr);
   });
 }

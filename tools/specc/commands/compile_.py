@@ -44,7 +44,6 @@ def main(
     device: Annotated[str, _GROUPED["target"]] = "cpu",
     backend: Annotated[str, _GROUPED["target"]] = "inductor",
     isa: Annotated[Isa, _GROUPED["target"]] = "native",
-    static: Annotated[Switch, _GROUPED["target"]] = False,
     opset: Annotated[int, _GROUPED["target"]] = 0,
     graph_dtype: Annotated[str, _GROUPED["target"]] = "f32",
     kv_shards: Annotated[str | None, _GROUPED["target"]] = None,
@@ -84,12 +83,12 @@ def main(
             take the place of the drafter's where that pays.
         drafter_options: Of ngram and suffix, as in prompt_lookup_max=4,prompt_lookup_min=2.
         calibration: Text that layerskip, eagle:adaptive and a draft vocabulary are measured on; left out, specc's own.
-        device: cpu; onnx: whole graphs as ONNX models, run by onnxruntime; or ascend:SOC, as in
-            ascend:Ascend910B3: the same, compiled by CANN's atc where it is installed.
+        device: cpu; cuda:ARCH, as in cuda:sm_90: for an NVIDIA GPU, compiled without one; onnx: whole graphs as ONNX
+            models, run by onnxruntime; or ascend:SOC, as in ascend:Ascend910B3: the same, compiled by CANN's
+            atc where it is installed.
         backend: Who generates the code: inductor; tvm: TVM's Relax and kernels in TIR; or reference: plain torch, slow,
             to find whose fault is a fault.
         isa: CPU instructions that the code may use; native takes this machine's.
-        static: Write lib/libspecc.a and lib/libmodel.a too, to link an app that loads no code at run time.
         opset: Of ONNX models, 11 to 18; left out, 15.
         graph_dtype: Of products in ONNX models, f32 or f16; norms, softmax and logits stay f32.
         kv_shards: Devices that the target's caches lie on, as in 4: each holds some heads of keys, or rows:4 some
@@ -114,10 +113,10 @@ def main(
         model, method=method, drafter=drafter, num_speculative_tokens=num_speculative_tokens,
         tree=tree, draft_layers=draft_layers, depths=depths, draft_vocab_size=draft_vocab_size,
         host_drafter=host_drafter,
-        drafter_options=drafter_options, calibration=calibration, device=device, backend=backend,
-        isa=isa, static=static, opset=opset, graph_dtype=graph_dtype, kv_shards=kv_shards, link_gbps=link_gbps,
-        quant=quant, quant_rounding=quant_rounding, kv_cache_dtype=kv_cache_dtype, kv_arena=kv_arena,
-        max_model_len=max_model_len, prefill_chunk=prefill_chunk,
+        drafter_options=drafter_options, calibration=calibration, device=device, backend=backend, isa=isa, opset=opset,
+        graph_dtype=graph_dtype, kv_shards=kv_shards, link_gbps=link_gbps, quant=quant,
+        quant_rounding=quant_rounding, kv_cache_dtype=kv_cache_dtype, kv_arena=kv_arena, max_model_len=max_model_len,
+        prefill_chunk=prefill_chunk,
         output=artifact, force=force,
     )  # fmt: skip
     check_output(request)
@@ -162,7 +161,6 @@ def request_of(
     device: str,
     backend: str,
     isa: Isa,
-    static: bool,
     opset: int,
     graph_dtype: str,
     kv_shards: str | None,
@@ -178,7 +176,7 @@ def request_of(
 ) -> CompileRequest:
     """The request, or a UsageError."""
     request = CompileRequest(
-        model=model, method=method, drafter=drafter, device=device, backend=backend, isa=isa, static=static,
+        model=model, method=method, drafter=drafter, device=device, backend=backend, isa=isa,
         opset=opset, graph_dtype=graph_dtype, link_gbps=link_gbps, quant=quant, quant_rounding=quant_rounding,
         kv_shards=None if kv_shards is None else flags.shards("--kv-shards", kv_shards), kv_cache_dtype=kv_cache_dtype,
         kv_arena=kv_arena, max_model_len=max_model_len, prefill_chunk=prefill_chunk, output=output,
@@ -206,6 +204,8 @@ def summary(manifest: Manifest) -> str:
     runs = "" if graphs is None else f"{graphs.format} opset {graphs.opset} ({graphs.state}), "
     if graphs is not None and graphs.shards is not None:
         runs += f"caches on {graphs.shards.count} devices by {graphs.shards.way}, "
+    if manifest.cuda is not None:
+        runs += f"{manifest.cuda.arch} (not verified on a GPU), "
     made = f"{weights}{runs}{manifest.device.isa}, {size}"
     return f"method {manifest.method}, K {ks}, {lossless}, {made}"
 
@@ -222,6 +222,7 @@ def described(manifest: Manifest) -> dict[str, object]:
         "device": vars(manifest.device),
         "max_model_len": manifest.model.max_model_len,
         "graphs": None if manifest.graphs is None else asdict(manifest.graphs),
+        "cuda": None if manifest.cuda is None else asdict(manifest.cuda),
         "bytes": total_bytes(manifest),
     }
 

@@ -166,6 +166,13 @@ def render(manifest: Manifest, facts: dict[str, Any], *, memory: bool) -> str:
         )
         if g.shards is not None:
             rows[6:6] = zip(("shards", "", ""), _shards(g.shards), strict=True)
+    if (cuda := manifest.cuda) is not None:
+        seen = "verified on a GPU" if cuda.verified_on_gpu else "not verified on a GPU"
+        rounds = ", ".join(
+            f"{name} {f.launches} launches {f.waits} waits"
+            for name, f in cuda.functions.items() if name in {r.function for r in manifest.rounds}
+        )  # fmt: skip
+        rows.insert(5, ("cuda", f"{cuda.arch}, {cuda.kernels} kernels, {seen}; {rounds}"))
     if d.layers:
         rows.insert(4, ("draft layers", " ".join(map(str, d.layers))))
     if d.depths:

@@ -1,0 +1,207 @@
+"""A program as CUDA runs it: leaves call specc's Triton kernels, and what stands between leaves becomes leaves too."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from specc.backends.cuda import kernels as _kernels
+from specc.errors import BackendError
+from specc.ir import Function, Role, SpeculativeProgram, TensorType
+from specc.ir.dialect import ops
+from specc.ir.graphs import Builder, copy_graph, type_of
+from specc.ir.infer import infer_types
+
+assert _kernels  # defines the operations of specc_cuda
+
+aten = torch.ops.aten
+cuda = torch.ops.specc_cuda
+
+Form = Callable[[Builder, list[fx.Node], list[Any]], list[fx.Node]]
+"""Writes an operation's form into a leaf: its inputs, and its other arguments -> its results."""
+
+
+def cuda_form(program: SpeculativeProgram) -> SpeculativeProgram:
+    """`program` with leaves for everything that works on the model's values, verdicts among it.
+
+    Before: leaf: linear(%x, @w), specc.cached_attention(...)     accept: specc.accept(%tokens, %logits, ...)
+    After:  leaf: specc_cuda.linear(%x, @w, None), specc_cuda.attention(...)     accept: call accept.0(%tokens, ...)
+
+    Weights stay as they are. Raises BackendError (SPECC-E0452) for an operation without a form, by name.
+    """
+    outliner = _Outliner()
+    functions = [
+        _leaf(f) if f.role is Role.LEAF else outliner.outlined(f)
+        for f in program.functions.values()
+    ]
+    return program.replacing(*functions).with_functions(*outliner.leaves.values())
+
+
+def refusal(what: str, where: str, cure: str = "compile with --device cpu") -> BackendError:
+    """What CUDA has no form for."""
+    return BackendError(
+        "SPECC-E0452", f"--device cuda has no form of {what}", where=where, cure=cure
+    )
+
+
+def _leaf(function: Function) -> Function:
+    graph, _ = copy_graph(function.graph)
+    for node in [n for n in graph.nodes if n.op == "call_function"]:
+        _FORMS.get(node.target, _as_it_is)(graph, node, function.name)
+    infer_types(graph, function.name)
+    return Function(function.name, function.role, graph, function.outputs)
+
+
+def _as_it_is(graph: fx.Graph, node: fx.Node, where: str) -> None:
+    """What Inductor compiles itself; specc's other operations are kernels of CPUs."""
+    if str(node.target).startswith("specc."):
+        raise refusal(str(node.target), where)
+
+
+def _arguments(node: fx.Node) -> list[Any]:
+    """Nodes and numbers, as the operation's schema says."""
+    return list(node.args)
+
+
+def _linear(graph: fx.Graph, node: fx.Node, where: str) -> None:
+    x, w, *rest = _arguments(node)
+    bias = rest[0] if rest else None
+    if {type_of(n).dtype for n in (x, w)} != {"f32"}:
+        raise refusal(
+            f"a product of {type_of(x)} and {type_of(w)}", where, "compile without --quant"
+        )
+    shape = [-1 if d == "T" else d for d in type_of(node).shape]
+    with graph.inserting_before(node):
+        flat = graph.call_function(aten.reshape.default, (x, [-1, type_of(w).shape[1]]))
+        product = graph.call_function(cuda.linear.default, (flat, w, bias))
+        result = graph.call_function(aten.reshape.default, (product, shape))
+    _replace(graph, node, result)
+
+
+def _cache_write(graph: fx.Graph, node: fx.Node, where: str) -> None:
+    with graph.inserting_before(node):
+        graph.call_function(cuda.cache_write.default, node.args)
+    graph.erase_node(node)
+
+
+def _attention(graph: fx.Graph, node: fx.Node, where: str) -> None:
+    q, k, v, positions, rows, parents, *numbers, sinks = _arguments(node)
+    if parents is not None:
+        raise refusal("attention in a token tree", where, "leave out --tree")
+    if type_of(q).dtype != "f32":
+        raise refusal(f"attention of {type_of(q)}", where)
+    with graph.inserting_before(node):
+        result = graph.call_function(
+            cuda.attention.default, (q, k, v, positions, rows, *numbers, sinks)
+        )
+    _replace(graph, node, result)
+
+
+def _replace(graph: fx.Graph, node: fx.Node, result: fx.Node) -> None:
+    result.meta = dict(node.meta)
+    node.replace_all_uses_with(result)
+    graph.erase_node(node)
+
+
+def _index_select(graph: fx.Graph, node: fx.Node, where: str) -> None:
+    """Torch's own decomposition indexes in Python, which a CPU build cannot with tensors of a GPU."""
+    x, dim, index = _arguments(node)
+    with graph.inserting_before(node):
+        result = graph.call_function(aten.index.Tensor, (x, [None] * dim + [index]))
+    _replace(graph, node, result)
+
+
+_FORMS: Mapping[Any, Callable[[fx.Graph, fx.Node, str], None]] = {
+    aten.linear.default: _linear,
+    aten.index_select.default: _index_select,
+    ops.cache_write.default: _cache_write,
+    ops.cached_attention.default: _attention,
+}
+
+
+def _argmax(builder: Builder, values: list[fx.Node], rest: list[Any]) -> list[fx.Node]:
+    return [builder.op(cuda.argmax.default, values[0], *rest)]
+
+
+def _accept(builder: Builder, values: list[fx.Node], rest: list[Any]) -> list[fx.Node]:
+    types = [type_of(values[0]), TensorType("i64", (1,))]
+    return builder.ops(cuda.accept.default, *values, *rest, types=types)
+
+
+def _row(builder: Builder, values: list[fx.Node], rest: list[Any]) -> list[fx.Node]:
+    x, index = values
+    inside = builder.op(aten.clamp.default, index, 0, int(type_of(x).at()[0]) - 1)
+    return [builder.op(aten.index.Tensor, x, [inside])]
+
+
+def _take(builder: Builder, values: list[fx.Node], rest: list[Any]) -> list[fx.Node]:
+    return [builder.op(aten.index.Tensor, values[0], [values[1]])]
+
+
+def _cat(builder: Builder, values: list[fx.Node], rest: list[Any]) -> list[fx.Node]:
+    return [builder.op(aten.cat.default, values)]
+
+
+_BETWEEN: Mapping[Any, Form] = {
+    ops.accept.default: _accept,
+    ops.argmax.default: _argmax,
+    ops.row.default: _row,
+    ops.take.default: _take,
+}
+"""What stands between leaves and works on values of the model. (What works on the host's stays there.)"""
+
+
+class _Outliner:
+    """Makes leaves of operations between leaves, one for each operation on the same types."""
+
+    def __init__(self) -> None:
+        self.leaves: dict[object, Function] = {}
+
+    def outlined(self, function: Function) -> Function:
+        graph, _ = copy_graph(function.graph)
+        computed: set[fx.Node] = set()  # on the GPU
+        for node in list(graph.nodes):
+            if node.op == "call_module" or (
+                node.target is operator.getitem and node.args[0] in computed
+            ):
+                computed.add(node)
+            elif node.op == "call_function":
+                form = _BETWEEN.get(node.target)
+                if node.target is aten.cat.default and computed.intersection(node.args[0]):
+                    form = _cat
+                if form is not None:
+                    computed.update(self._outline(graph, node, form))
+        return replace(function, graph=graph)
+
+    def _outline(self, graph: fx.Graph, node: fx.Node, form: Form) -> list[fx.Node]:
+        values = [n for a in node.args for n in (a if isinstance(a, (list, tuple)) else [a])
+                  if isinstance(n, fx.Node)]  # fmt: skip
+        rest = [a for a in node.args if not isinstance(a, (fx.Node, list, tuple))]
+        key = (str(node.target), tuple(map(type_of, values)), tuple(rest))
+        if key not in self.leaves:
+            name = f"{str(node.target).split('.')[1]}.{len(self.leaves)}"
+            self.leaves[key] = _between(name, form, [type_of(v) for v in values], rest)
+        with graph.inserting_before(node):
+            results = Builder(graph).call(self.leaves[key], values)
+        if isinstance(node.meta["type"], tuple):
+            for item in list(node.users):
+                item.replace_all_uses_with(results[_arguments(item)[1]])
+                graph.erase_node(item)
+        else:
+            node.replace_all_uses_with(results[0])
+        graph.erase_node(node)
+        return results
+
+
+def _between(name: str, form: Form, types: list[TensorType], rest: list[Any]) -> Function:
+    builder = Builder()
+    values = [builder.input(f"x{i}", t) for i, t in enumerate(types)]
+    results = form(builder, values, rest)
+    graph = builder.output(*results)
+    infer_types(graph, name)
+    return Function(name, Role.LEAF, graph, tuple(f"y{i}" for i in range(len(results))))

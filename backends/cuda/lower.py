@@ -1,0 +1,135 @@
+"""A program -> model.so with cubins for one architecture, libspecc.so, plans and weights."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shutil
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+
+from specc.backends import TRITON
+from specc.backends.base import Device, Lowered, Progress
+from specc.backends.cuda import fakes, leaves
+from specc.backends.cuda.placement import FETCH, UPLOAD, placed
+from specc.backends.plan import Plan, plans_of
+from specc.backends.toolchain import Toolchain, leaf_table
+from specc.cache import Pieces, inductor_settings
+from specc.errors import BackendError
+from specc.ir import Function, Role, SpeculativeProgram
+from specc.ir.printer import function_lines
+from specc.runtime import sources
+
+_LAUNCH = re.compile(r"^\s+call_\w+\(", re.MULTILINE)
+
+
+class CudaBackend:
+    """AOTInductor and Triton for leaves on the GPU, the engine and verdicts on the CPU beside it."""
+
+    name: ClassVar[str] = "cuda"
+
+    def ahead(self, device: Device) -> AbstractContextManager[None]:
+        """Compile kernels and engine while the model is imported. Raises BackendError (SPECC-E0451, E0403)."""
+        fakes.require()
+        return Toolchain(device.isa).ahead()
+
+    def lower(
+        self, program: SpeculativeProgram, into: Path, device: Device, progress: Progress
+    ) -> Lowered:
+        """Write model.so, lib/libspecc.so and include/specc.h under `into`.
+
+        Raises BackendError: SPECC-E0402 where Inductor fails, E0403/E0404 for the C++ compiler, E0405 and E0452 for an
+        operation that has no form on a GPU, by name, E0451 for another torch or Triton.
+        """
+        fakes.require()
+        # (Triton is there: the module below imports it.)
+        from specc.backends.cuda.forms import cuda_form
+
+        program = cuda_form(program)
+        known = {f.name: f for f in program.functions.values() if f.role is Role.LEAF}
+        plans = {name: placed(plan, known) for name, plan in plans_of(program).items()}
+        called = {i.entry for plan in plans.values() for i in plan.instructions}
+        used = [f for f in known.values() if f.name in called]
+        chain = Toolchain(device.isa)
+        with chain.at_work() as start:
+            with progress.phase(f"generate {device.gpu} code for {len(used)} leaves"):
+                model = start([*chain.kernels(), *chain.cuda(cuda_table(used, device))])
+                engine = start(chain.engine())
+                texts = {}
+                for number, function in enumerate(used):
+                    texts[function.name] = source_of(function, device.gpu)
+                    model += start([chain.cuda_leaf(texts[function.name], f"leaf{number}")])
+            with progress.phase(f"compile for {device.isa}"):
+                model_objects, engine_objects = (
+                    [f.result() for f in part] for part in (model, engine)
+                )
+        (into / "lib").mkdir(exist_ok=True)
+        (into / "include").mkdir(exist_ok=True)
+        chain.link(model_objects, into / "model.so", exports="specc_model_*")
+        chain.link(engine_objects, into / "lib/libspecc.so", exports="specc_*")
+        shutil.copy(sources.INCLUDE / "specc.h", into / "include/specc.h")
+        progress.note("nothing of this has been verified on a GPU by whoever built specc")
+        return Lowered(
+            ("model.so", "lib/libspecc.so", "include/specc.h"), plans, program.weights,
+            {"torch": torch.__version__, "triton": TRITON, "compiler": chain.version},
+            cuda=facts(device.gpu, texts, plans),
+        )  # fmt: skip
+
+
+def source_of(function: Function, arch: str) -> str:
+    """Generated C++ of `function`, from the cache if this text was compiled before."""
+    pieces = Pieces("leaves")
+    name = f"{_identity(function, arch)}.cpp"
+    return pieces.get(name, partial(_write, function, arch)).read_text()
+
+
+def _write(function: Function, arch: str, path: Path) -> None:
+    path.write_text(leaves.generate(function, arch))
+
+
+def _identity(function: Function, arch: str) -> str:
+    """Names what `leaves.generate` is given, the function's name aside: equal leaves are generated once."""
+    text = function_lines(replace(function, name="leaf"))
+    code = [p.read_text() for p in sorted(Path(__file__).parent.glob("*.py"))]
+    told = sorted(map(str, leaves.options("").items()))
+    identity = [*text, arch, torch.__version__, TRITON, *code, *told, *inductor_settings()]
+    return hashlib.sha256("\0".join(identity).encode()).hexdigest()[:32]
+
+
+def cuda_table(used: list[Function], device: Device) -> str:
+    """The generated list of leaves, and of what carries values between host and GPU."""
+    carried = {UPLOAD: "run_upload", FETCH: "run_fetch"}
+    return (
+        f'#include "border.h"\nextern const char specc_cuda_arch[] = "{device.gpu}";\n'
+        + leaf_table([f.name for f in used], device.isa, carried)
+    )
+
+
+def facts(arch: str, texts: Mapping[str, str], plans: Mapping[str, Plan]) -> dict[str, object]:
+    """What the manifest says of the GPU's part. `launches` and `waits` are those of one call of a function."""
+    launches = {
+        name: len(_LAUNCH.findall(text[text.index("::run_impl(") :]))
+        for name, text in texts.items()
+    }
+    kernels = sum(
+        text.count("alignas(16) static const unsigned char cubin_") for text in texts.values()
+    )
+    if not all(launches.values()):
+        empty = next(n for n, count in launches.items() if not count)
+        raise BackendError(
+            "SPECC-E0402", f"Inductor wrote no kernel for {empty}", where=empty, cure="report the model"
+        )  # fmt: skip
+    calls = {
+        name: {
+            "launches": sum(launches.get(i.entry, 0) for i in plan.instructions),
+            "waits": sum(i.entry == FETCH for i in plan.instructions),
+        }
+        for name, plan in plans.items()
+    }
+    return {"arch": arch, "kernels": kernels, "functions": calls, "verified_on_gpu": False}

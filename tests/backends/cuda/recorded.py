@@ -1,0 +1,65 @@
+"""Compiles artifacts for CUDA and remembers the source of each kernel by its cubin."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specc.backends.cuda import fakes, lower
+from specc.backends.cuda.kernels import _mixed
+from specc.backends.cuda.leaves import generate
+from specc.driver import compile_model
+from specc.progress import SilentProgress
+from specc.request import CompileRequest
+
+_PRELUDE = """import triton
+import triton.language as tl
+from torch._inductor.runtime import triton_helpers
+from torch._inductor.runtime.triton_helpers import math as tl_math
+from tests.backends.cuda.interpreted import libdevice
+
+
+"""
+_JIT = "@triton.jit\n"
+
+
+def compiled_for(arch: str, model: Path, folder: Path, method: str, **options: Any) -> Path:
+    """An artifact at `folder`/artifact, and its kernels as modules in `folder`/kernels with an index.json."""
+    kernels = folder / "kernels"
+    kernels.mkdir(parents=True)
+    index: dict[str, dict[str, Any]] = {}
+    made = fakes._compile_only
+
+    def compile_only(wrapper: Any, collected: dict[str, Any]) -> None:
+        made(wrapper, collected)
+        for tuner in collected.values():
+            launcher = tuner.launchers[0]
+            key = hashlib.sha256(launcher.bin.asm["cubin"]).hexdigest()
+            meta = tuner.triton_meta
+            constants = {
+                str(k): v for k, v in {**meta["constants"], **launcher.config.kwargs}.items()
+            }
+            index[key] = {
+                "function": tuner.fn.__name__, "signature": meta["signature"], "constants": constants,
+            }  # fmt: skip
+            helper = f"{_mixed.src}\n\n{_JIT}" if "_mixed(" in tuner.fn.src else ""
+            (kernels / f"kernel_{key}.py").write_text(_PRELUDE + _JIT + helper + tuner.fn.src)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fakes, "_compile_only", compile_only)
+        patch.setattr(lower, "source_of", generate)  # what is cached has no source
+        request = CompileRequest(
+            str(model),
+            folder / "artifact",
+            method=method,
+            device=f"cuda:{arch}",
+            isa="avx2",
+            **options,
+        )
+        compile_model(request, SilentProgress())
+    (kernels / "index.json").write_text(json.dumps(index))
+    return folder / "artifact"

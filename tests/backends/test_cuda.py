@@ -1,0 +1,400 @@
+"""CUDA without a GPU: real machine code, and whole texts on a double of the driver, kernels by Triton's interpreter.
+
+What this cannot show: that NVIDIA's hardware computes what ptxas wrote, and how fast.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import torch
+import triton
+from filelock import FileLock
+from torch._inductor.codegen.wrapper import PythonWrapperCodegen
+
+from specc.backends.cuda import fakes, leaves
+from specc.backends.cuda.forms import cuda_form
+from specc.backends.cuda.placement import placed
+from specc.backends.plan import Instruction, Plan, Value
+from specc.driver import build_program
+from specc.errors import BackendError, SpeccError, UsageError
+from specc.ir import Function, Role, TensorType
+from specc.ir.dialect import gumbel
+from specc.ir.graphs import Builder
+from specc.ir.infer import infer_types
+from specc.progress import SilentProgress
+from specc.request import CUDA_ARCHS, CompileRequest, check_request
+from specc.runtime import Manifest
+from tests.backends.cuda.recorded import compiled_for
+from tests.conftest import greedy
+
+ROOT = Path(__file__).parents[2]
+HERE = Path(__file__).parent / "cuda"
+ARCH = "sm_90"
+PROMPT = [7, 21, 14, 7, 21, 29, 15, 7, 21]
+NEW = 9
+"""Three rounds of two drafts, all of them right."""
+EM_CUDA = 190  # e_machine of NVIDIA's cubins (elf.h)
+ELF_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
+SECTION = struct.Struct("<IIQQQQIIQQ")
+
+
+@pytest.fixture(scope="module")
+def model(shared_folder: Path) -> Path:
+    """A random Llama of two layers, small enough for an interpreter."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    folder = shared_folder / "cuda-llama"
+    with FileLock(str(folder) + ".lock"):
+        if not folder.exists():
+            torch.manual_seed(0)
+            config = LlamaConfig(
+                vocab_size=70, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
+                num_key_value_heads=1, max_position_embeddings=64, tie_word_embeddings=False, initializer_range=0.4,
+            )  # fmt: skip
+            LlamaForCausalLM(config).eval().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folder(model: Path, shared_folder: Path) -> Path:
+    """An artifact that drafts with the target itself, so that every draft is right, and its kernels' sources."""
+    made = shared_folder / "cuda-draft"
+    with FileLock(str(made) + ".lock"):
+        if not made.exists():
+            compiled_for(
+                ARCH, model, made, "draft_model", drafter=str(model), max_model_len=32, prefill_chunk=8,
+                num_speculative_tokens=(0, 2),
+            )  # fmt: skip
+    return made
+
+
+@pytest.fixture(scope="module")
+def libcuda(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The double of NVIDIA's driver."""
+    made = tmp_path_factory.mktemp("null") / "libcuda.so.1"
+    subprocess.run(
+        ["g++", "-std=c++20", "-O1", "-fPIC", "-shared", "-Wall", "-Wextra", "-Werror", "-Wl,-soname,libcuda.so.1",
+         f"-I{ROOT / 'runtime/cpp/cuda'}", str(HERE / "nullgpu.cpp"), "-o", str(made)], check=True,
+    )  # fmt: skip
+    return made
+
+
+def python(*arguments: str, given: str = "", **environment: str) -> str:
+    """What a program of ours prints; it must succeed."""
+    result = subprocess.run(
+        [sys.executable, "-m", *arguments], input=given, text=True, capture_output=True, check=False,
+        cwd=ROOT, env={**os.environ, **environment},
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr[-2000:]
+    return result.stdout
+
+
+# Machine code
+
+
+def cubins(data: bytes) -> Iterator[tuple[int, list[str]]]:
+    """Of each cubin in `data`: its architecture, and its kernels, which are the sections .text.NAME.
+
+    (The architecture is the low byte of the flags, since version 8 of NVIDIA's ABI the second.)
+    """
+    for found in re.finditer(rb"\x7fELF\x02\x01", data):
+        header = ELF_HEADER.unpack_from(data, found.start())
+        if header[2] != EM_CUDA:
+            continue
+        table, flags, (size, count, names) = header[6], header[7], header[11:14]
+        sections = [
+            SECTION.unpack_from(data, found.start() + table + i * size) for i in range(count)
+        ]
+        strings = found.start() + sections[names][4]
+        called = (
+            data[strings + s[0] : data.index(b"\0", strings + s[0])].decode() for s in sections
+        )
+        arch = flags >> 8 if header[0][8] >= 8 else flags
+        yield arch & 0xFF, [n.removeprefix(".text.") for n in called if n.startswith(".text.")]
+
+
+def test_an_artifact_holds_machine_code_for_its_arch_and_no_source(folder: Path) -> None:
+    artifact = folder / "artifact"
+    data = (artifact / "model.so").read_bytes()
+    found = list(cubins(data))
+    assert {arch for arch, _ in found} == {90}
+    manifest = Manifest.read(artifact)
+    assert manifest.cuda is not None
+    assert manifest.cuda.kernels == sum(len(names) for _, names in found) == len(found)
+    named = {name for _, names in found for name in names}
+    assert {"_linear_kernel", "_attention_kernel", "_cache_write_kernel", "_accept_kernel"} <= named
+    for source in (
+        b"__global__",
+        b"@triton",
+        b"tl.load",
+        b".version 8",
+        b".visible .entry",
+        b"kernels.py",
+    ):
+        assert source not in data, source
+    needed = subprocess.run(
+        ["readelf", "-d", artifact / "model.so"], capture_output=True, text=True, check=True
+    ).stdout
+    libraries = set(re.findall(r"\[(lib[^\]]+)\]", needed))
+    assert libraries <= {"libstdc++.so.6", "libm.so.6", "libgcc_s.so.1", "libc.so.6"}
+
+
+def test_cuobjdump_agrees(folder: Path, tmp_path: Path) -> None:
+    """NVIDIA's own reader, which comes with Triton, on the first kernel of ours."""
+    data = (folder / "artifact/model.so").read_bytes()
+    start = next(
+        m.start() for m in re.finditer(rb"\x7fELF\x02\x01", data)
+        if ELF_HEADER.unpack_from(data, m.start())[2] == EM_CUDA
+    )  # fmt: skip
+    header = ELF_HEADER.unpack_from(data, start)
+    end = max(header[6] + header[11] * header[12], header[5] + header[9] * header[10])
+    (tmp_path / "one.cubin").write_bytes(data[start : start + end])
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    told = subprocess.run(
+        [tool, "-sass", tmp_path / "one.cubin"], capture_output=True, text=True, check=True
+    ).stdout
+    assert "code for sm_90" in told
+    assert next(cubins(data))[1] == re.findall(r"Function : (\S+)", told)
+
+
+def program(model: Path, **options: Any) -> Any:
+    request = CompileRequest(
+        str(model), Path("unused"), method="ngram", max_model_len=32, prefill_chunk=8, **options
+    )
+    return build_program(request, SilentProgress())
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_100"])
+def test_a_leaf_is_compiled_for_the_arch_that_is_asked_for(model: Path, arch: str) -> None:
+    form = cuda_form(program(model))
+    text = leaves.generate(form.functions["head"], arch)
+    arrays = re.findall(r"cubin_(\w+)\[\] = \{([\d,]+)\}", text)
+    assert len(arrays) == 2  # the norm, and the product
+    for _, listed in arrays:
+        ((found, names),) = cubins(bytes(map(int, listed.split(","))))
+        assert found == int(arch.removeprefix("sm_"))
+        assert len(names) == 1
+    assert "async_compile" not in text
+    assert not torch.cuda.is_available()  # nothing of the fakes stays
+
+
+def test_two_forms_of_one_kernel_stay_two() -> None:
+    """Inductor names files after Triton's function, and a product with a bias is another kernel than one without."""
+    builder = Builder()
+    x, w = (
+        builder.input("x", TensorType("f32", ("T", 16))),
+        builder.input("w", TensorType("f32", (16, 16))),
+    )
+    bias = builder.input("bias", TensorType("f32", (16,)))
+    linear = torch.ops.specc_cuda.linear.default
+    graph = builder.output(builder.op(linear, builder.op(linear, x, w, bias), w, None))
+    infer_types(graph)
+    text = leaves.generate(Function("two", Role.LEAF, graph, ("y",)), ARCH)
+    arrays = dict(re.findall(r"cubin_(\w+)\[\] = \{([\d,]+)\}", text))
+    assert len(set(arrays.values())) == 2
+    loads = re.findall(r"kernels_\.(\w+) = loadKernel\(cubin_(\w+), \"_linear_kernel\"", text)
+    assert sorted(loads) == [(name, name) for name in sorted(arrays)]
+
+
+# Whole texts
+
+
+@pytest.fixture(scope="module")
+def played(folder: Path, libcuda: Path) -> dict[str, Any]:
+    """Texts by the engine, on the double, whose launches Triton's interpreter plays."""
+    texts = [
+        {"max_tokens": NEW, "num_speculative_tokens": 2},
+        {"max_tokens": 4, "num_speculative_tokens": 0},
+        {"max_tokens": 6, "num_speculative_tokens": 2, "temperature": 0.8, "seed": 5},
+    ]
+    asked = json.dumps([{"prompt": PROMPT, **t} for t in texts])
+    told = python(
+        "tests.backends.cuda.interpreted",
+        str(folder),
+        str(libcuda),
+        given=asked,
+        TRITON_INTERPRET="1",
+    )
+    found: dict[str, Any] = json.loads(told)
+    return found
+
+
+def test_tokens_are_those_of_transformers(played: dict[str, Any], model: Path) -> None:
+    speculated, plain, sampled = played["answers"]
+    wanted = greedy(model, PROMPT, NEW)
+    assert speculated["tokens"] == wanted
+    assert speculated["accepted"] == 2 * (speculated["rounds"] + 1)  # the drafter is the target
+    assert plain["tokens"] == wanted[:4]
+    assert sampled["tokens"] == _sampled(model, 6, 0.8, 5)
+    assert played["living"] == 0  # memory of the GPU was given back
+
+
+def _sampled(model: Path, count: int, temperature: float, seed: int) -> list[int]:
+    """Tokens by the noise that the README of the runtime defines, over transformers' logits."""
+    from transformers import AutoModelForCausalLM
+
+    target = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    ids = list(PROMPT)
+    with torch.no_grad():
+        for _ in range(count):
+            logits = target(torch.tensor([ids])).logits[0, -1].double()
+            ids.append(int((logits / temperature + gumbel(seed, len(ids), len(logits))).argmax()))
+    return ids[len(PROMPT) :]
+
+
+def test_a_round_waits_once_and_allocates_nothing(played: dict[str, Any], folder: Path) -> None:
+    manifest = Manifest.read(folder / "artifact")
+    assert manifest.cuda is not None
+    calls = manifest.cuda.functions["round_2"]
+    assert calls.waits == 1
+    for answer in (played["answers"][0], played["answers"][2]):
+        counts, rounds = answer["counts"], answer["rounds"]
+        assert rounds > 0
+        assert counts["cuStreamSynchronize"] == rounds
+        assert counts["cuMemcpyHtoDAsync_v2"] == rounds
+        assert counts["cuLaunchKernel"] == rounds * calls.launches
+        assert counts["cuMemcpyDtoDAsync_v2"] == 0  # caches are written in place
+    assert played["answers"][2]["counts"]["cuMemAlloc_v2"] == 0
+
+
+def test_kernels_compute_what_the_dialect_says() -> None:
+    told = python("tests.backends.cuda.kernel_checks", TRITON_INTERPRET="1")
+    assert told.split("\n")[:-1] == ["linear ok", "caches ok", "verdicts ok"]
+
+
+# Loading
+
+
+OPENING = """
+import ctypes, sys
+from specc.errors import SpeccError
+from specc.runtime import Artifact
+if sys.argv[2]:
+    gpu = ctypes.CDLL(sys.argv[2], mode=ctypes.RTLD_GLOBAL)
+    gpu.nullgpu_capability(int(sys.argv[3]))
+    if sys.argv[4]:
+        gpu.nullgpu_fail(sys.argv[4].encode(), int(sys.argv[5]))
+try:
+    with Artifact.load(sys.argv[1], threads=1) as artifact, artifact.session() as session:
+        session.append([1, 2, 3])
+        session.next()
+except SpeccError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("capability", "call", "code", "environment", "told"),
+    [
+        (80, "", 0, {}, ("SPECC-E0504", "compute capability 9.0 (sm_90)", "found: 8.0", "cuda:sm_80")),
+        (100, "", 0, {}, ("SPECC-E0504", "found: 10.0")),
+        (90, "cuInit", 100, {}, ("SPECC-E0515", "cuInit: 100")),
+        (90, "cuMemAlloc_v2", 2, {}, ("SPECC-E0608", "CUDA_ERROR_OUT_OF_MEMORY", "--max-model-len")),
+        (90, "cuLaunchKernel", 719, {}, ("SPECC-E0615", "cuLaunchKernel: 719")),
+        (90, "cuModuleLoadData", 209, {}, ("SPECC-E0504", "cuModuleLoadData")),
+        (90, "cuStreamSynchronize", 700, {}, ("SPECC-E0615", "cuStreamSynchronize: 700")),
+        (90, "", 0, {"SPECC_CUDA_DEVICE": "7"}, ("SPECC-E0515", "GPU 7", "0 to 1")),
+        (90, "", 0, {"SPECC_CUDA_DEVICE": "first"}, ("SPECC-E0601", "SPECC_CUDA_DEVICE", "first")),
+    ],
+)  # fmt: skip
+def test_what_goes_wrong_on_the_gpu_has_a_code(
+    folder: Path, libcuda: Path, capability: int, call: str, code: int, environment: dict[str, str],
+    told: tuple[str, ...],
+) -> None:  # fmt: skip
+    arguments = [str(folder / "artifact"), str(libcuda), str(capability), call, str(code)]
+    text = _opened(arguments, **environment)
+    assert all(part in text for part in told), text
+
+
+def test_without_a_driver_it_says_so(folder: Path) -> None:
+    if Path("/proc/driver/nvidia/version").exists():
+        pytest.skip("this machine has a driver")
+    text = _opened([str(folder / "artifact"), "", "", "", ""])
+    assert "SPECC-E0515" in text
+    assert "libcuda.so.1" in text
+
+
+def _opened(arguments: list[str], **environment: str) -> str:
+    result = subprocess.run(
+        [sys.executable, "-c", OPENING, *arguments], capture_output=True, text=True, check=True,
+        env={**os.environ, **environment},
+    )  # fmt: skip
+    return result.stdout
+
+
+# What is refused, and what is said
+
+
+def test_another_torch_or_triton_is_refused_by_what_it_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """If this fails after an update, `fakes.HOOKS` names what has to be looked at."""
+    assert fakes.missing() == []
+    monkeypatch.delattr(PythonWrapperCodegen, "generate_and_run_autotune_block")
+    with pytest.raises(BackendError, match="SPECC-E0451") as refused:
+        fakes.require()
+    assert "PythonWrapperCodegen.generate_and_run_autotune_block" in str(refused.value)
+    monkeypatch.setattr(triton, "__version__", "9.9")
+    with pytest.raises(BackendError, match=r"SPECC-E0451[\s\S]*triton 3\.7\.1[\s\S]*9\.9"):
+        fakes.require()
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"device": "cuda"}, "E0113"),
+        ({"device": "cuda:0"}, "E0113"),
+        ({"device": "cuda:sm_70"}, "E0113"),
+        ({"method": "medusa", "drafter": "x"}, "--method medusa"),
+        ({"method": "auto"}, "--method auto"),
+        ({"quant": "int8"}, "--quant int8"),
+        ({"kv_cache_dtype": "bf16"}, "--kv-cache-dtype bf16"),
+        ({"kv_arena": "30:70"}, "--kv-arena 30:70"),
+        ({"kv_shards": (2, "")}, "--kv-shards"),
+        ({"graph_dtype": "f16"}, "--graph-dtype f16"),
+        ({"opset": 15}, "--opset 15"),
+        ({"backend": "tvm"}, "--backend tvm"),
+        ({"method": "layerskip", "host_drafter": "ngram"}, "--host-drafter"),
+        ({"method": "layerskip", "draft_vocab_size": 9}, "--draft-vocab-size 9"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_cuda_cannot_do_yet_is_refused(options: dict[str, Any], told: str) -> None:
+    request = CompileRequest("model", Path("out"), method="ngram", device=f"cuda:{CUDA_ARCHS[0]}")
+    with pytest.raises(UsageError) as refused:
+        check_request(replace(request, **options))
+    assert told in str(refused.value)
+
+
+def test_an_operation_without_a_form_is_refused_by_name() -> None:
+    def plan(entry: str, source: str) -> Plan:
+        instruction = Instruction(entry, (source, "%i", "%i"), ())
+        return Plan((Value("i", TensorType("i64", (2,))),), (), (instruction,))
+
+    with pytest.raises(SpeccError, match=r"SPECC-E0452.*specc\.cache_move"):
+        placed(plan("specc.cache_move", "s:target.k.0"), [])
+
+
+def test_the_manifest_says_that_nobody_saw_it_on_a_gpu(folder: Path) -> None:
+    manifest = Manifest.read(folder / "artifact")
+    schema = json.loads((ROOT / "runtime/data/manifest.schema.json").read_text())
+    jsonschema.validate(manifest.raw, schema)
+    assert manifest.cuda is not None
+    assert (manifest.cuda.arch, manifest.cuda.verified_on_gpu, manifest.lossless) == (
+        ARCH,
+        False,
+        False,
+    )
+    assert manifest.raw["device"]["gpu"] == ARCH
