@@ -106,12 +106,13 @@ BUILT_INS: dict[Any, tuple[str, int]] = {
 
 
 def plans_of(program: SpeculativeProgram) -> dict[str, Plan]:
-    """The functions that a runtime calls: prefill, verify, rounds, what proposes, and what extends the drafter."""
+    """The functions that a runtime calls: prefill, verify, commit, rounds, what proposes, what extends a drafter."""
+    called = (Role.PREFILL, Role.VERIFY, Role.COMMIT, Role.ROUND)
     drafting = {program.contract.extend, *(played.propose for played in program.rounds)}
     return {
         name: plan_of(program, function)
         for name, function in program.functions.items()
-        if function.role in (Role.PREFILL, Role.VERIFY, Role.ROUND) or name in drafting
+        if function.role in called or name in drafting
     }
 
 

@@ -73,7 +73,9 @@ def _called(program: SpeculativeProgram) -> dict[str, int]:
     last = program.max_model_len - 1
     extend = program.contract.extend
     called = {
-        n: last for n, f in program.functions.items() if f.role in (Role.PREFILL, Role.VERIFY)
+        n: last
+        for n, f in program.functions.items()
+        if f.role in (Role.PREFILL, Role.VERIFY, Role.COMMIT)
     }
     called |= {extend: last} if extend else {}
     for played in program.rounds:

@@ -95,6 +95,7 @@ def _drafter(contract: Contract) -> str:
     if contract.draft_vocab_size:
         parts.append(f"vocabulary={contract.draft_vocab_size}")
     parts += [f"tree={contract.tree}"] if contract.tree else []
+    parts += ["of any tree"] if contract.given_trees else []
     parts += [f"{name}={value}" for name, value in sorted(contract.options.items())]
     return " ".join(parts)
 

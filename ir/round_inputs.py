@@ -37,14 +37,28 @@ _ROUND = {
 
 
 def verify_inputs(k: int) -> dict[str, TensorType]:
-    """Inputs of verify_K: the root and `k` drafts, their positions, and where in the caches they go."""
+    """Inputs of verify_K: the root and `k` drafts, their positions, and where in the caches they go.
+
+    Where drafts may be a tree, `parents` too: for each, which of them it follows, -1 the root.
+    """
     block = TensorType("i64", (k + 1,))
-    return dict.fromkeys(PREFILL_INPUTS, block)
+    return dict.fromkeys((*PREFILL_INPUTS, "parents"), block)
+
+
+def commit_inputs(k: int) -> dict[str, TensorType]:
+    """Inputs of commit_K: the `rows` that verify_K was given, and the `nodes` of the accepted path.
+
+    These are as accept_tree gives them; their rows move to the first of `rows`.
+    """
+    return dict.fromkeys(("rows", "nodes"), TensorType("i64", (k + 1,)))
 
 
 def round_inputs(k: int) -> dict[str, TensorType]:
     """Inputs that a round of `k` drafts may declare; `drafts` where the drafter is on the host.
 
-    A function that proposes drafts has the others to choose from.
+    Where these may be a tree, `parents` and `depths` of the root and the drafts too. A function that proposes drafts
+    has the others to choose from.
     """
-    return _ROUND | ({"drafts": TensorType("i64", (k,))} if k else {})
+    block = TensorType("i64", (k + 1,))
+    given = {"drafts": TensorType("i64", (k,)), "parents": block, "depths": block}
+    return _ROUND | (given if k else {})

@@ -45,7 +45,7 @@ class BuildAccept(Pass):
             return PassResult(program, modified=False)
         functions = []
         for k in ks:
-            if k and program.contract.tree is not None:
+            if k and program.contract.branches:
                 functions.append(_of_tree(program, k))
                 continue
             (scored,) = results_of(program.functions[f"verify_{k}"].graph)

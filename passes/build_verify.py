@@ -36,7 +36,7 @@ class BuildVerify(Pass):
         if "verify_0" not in program.functions:
             parts_of(program)
             takes = [n.name for n in program.functions["target"].inputs]
-            need(program.contract.tree is None or "parents" in takes, "attention takes no parents",
+            need(not program.contract.branches or "parents" in takes, "attention takes no parents",
                  "make-stateful with trees")  # fmt: skip
         if any(k < 0 for k in self.num_speculative_tokens):
             raise PassError(
@@ -52,7 +52,7 @@ class BuildVerify(Pass):
         functions = []
         for k in ks:
             builder, rows = Builder(), program.contract.nodes(k) + 1
-            tree = k > 0 and program.contract.tree is not None
+            tree = k > 0 and program.contract.branches
             inputs = token_inputs(builder, rows, tree)
             logits = replay(builder, program, "target", inputs, rows)
             assert logits is not None

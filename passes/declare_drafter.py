@@ -32,6 +32,7 @@ class DeclareDrafter(Pass):
     After:  drafter ngram prompt_lookup_max=4 prompt_lookup_min=2
 
     `beside`: a host drafter for a text's own repetitions, where another drafts in the graph.
+    `trees`: the drafts of one on the host may be any tree of K nodes.
     """
 
     name: ClassVar[str] = "declare-drafter"
@@ -40,6 +41,7 @@ class DeclareDrafter(Pass):
     host: bool = True
     options: Mapping[str, int | float] = field(default_factory=dict)
     beside: str | None = None
+    trees: bool = False
 
     @property
     def _host_drafter(self) -> str | None:
@@ -86,12 +88,13 @@ class DeclareDrafter(Pass):
         contract = replace(
             program.contract, kind=self.kind, options=self._options(),
             state=DraftState.NONE if self.host else DraftState.TARGET,
-            host_drafter=self._host_drafter,
+            host_drafter=self._host_drafter, given_trees=self.trees,
         )  # fmt: skip
         found = program.contract
         if found.kind != "none":
             same("kind", found.kind, self.kind)
             same("options", dict(found.options), contract.options)
             same("host drafter", found.host_drafter, contract.host_drafter)
+            same("trees", found.given_trees, contract.given_trees)
             return PassResult(program, modified=False)
         return PassResult(replace(program, contract=contract), modified=contract != found)

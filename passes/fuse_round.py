@@ -10,8 +10,9 @@ from torch import fx
 
 from specc.ir import Role, Round, SpeculativeProgram, TensorType
 from specc.ir.dialect import ops
+from specc.ir.graphs import Builder, type_of
 from specc.ir.program import Function
-from specc.ir.round_inputs import EXTEND_INPUTS, round_inputs
+from specc.ir.round_inputs import EXTEND_INPUTS, commit_inputs, round_inputs
 from specc.passes.base import Pass, PassResult, need, promise
 from specc.passes.propose import RoundWriter, proposal_name
 from specc.passes.replay import written_state
@@ -32,7 +33,7 @@ class FuseRound(Pass):
            text, which begin at first_row
         3. accept_K
         4. where drafts are a tree: cache_move of whatever verify_K wrote, so that the accepted path stands in
-           consecutive rows
+           consecutive rows; commit_K(rows[K+1], nodes[K+1]) does that alone, where the host gives the tree
 
     Commit is the host's: it adds accepted + 1 to the length. Where accept_K is not the rule that a text
     asks for (penalties, grammars), the host plays the pieces, which `rounds` names, and chooses itself.
@@ -61,6 +62,7 @@ class FuseRound(Pass):
             for depth in (contract.depths if k and contract.depths else (0,))
         )
         functions = [_writer(program, played).function() for played in rounds]
+        functions += [_commit(program, played) for played in rounds if played.commit]
         return PassResult(replace(program, rounds=rounds).with_functions(*functions), modified=True)
 
     def ensures(self, program: SpeculativeProgram) -> None:
@@ -76,12 +78,32 @@ def _parts(program: SpeculativeProgram, k: int, depth: int) -> Round:
     if k and program.contract.tree is not None:
         return Round(name, k, depth, nodes=program.contract.nodes(k))
     propose = None if program.contract.host or not k else proposal_name(k, depth)
-    return Round(name, k, depth, propose, f"verify_{k}")
+    commit = f"commit_{k}" if k and program.contract.given_trees else None
+    return Round(name, k, depth, propose, f"verify_{k}", commit=commit)
 
 
 def _writer(program: SpeculativeProgram, played: Round) -> _Round:
-    tree = played.k > 0 and program.contract.tree is not None
+    tree = played.k > 0 and program.contract.branches
     return (_TreeRound if tree else _Round)(program, played)
+
+
+def _commit(program: SpeculativeProgram, played: Round) -> Function:
+    """commit_K: the end of a tree's round, where the host chose the path."""
+    builder = Builder()
+    rows, nodes = (builder.input(n, t) for n, t in commit_inputs(played.k).items())
+    _move(builder, program, program.functions[f"verify_{played.k}"], rows, nodes, rows)
+    return Function(f"commit_{played.k}", Role.COMMIT, builder.output(), ())
+
+
+def _move(
+    builder: Builder, program: SpeculativeProgram, verify: Function, rows: fx.Node, nodes: fx.Node,
+    target: fx.Node,
+) -> None:  # fmt: skip
+    """What `verify` wrote at those of `rows` that `nodes` [K+1] name, to rows `target` [K+1]."""
+    source = builder.op(ops.take.default, rows, nodes, type_=type_of(nodes))
+    for name in written_state(program, verify):
+        state = builder.state(name, program.state[name].type)
+        builder.op(ops.cache_move.default, state, source, target)
 
 
 class _Round(RoundWriter):
@@ -130,9 +152,13 @@ class _TreeRound(_Round):
 
     def function(self) -> Function:
         k, builder, functions = self.k, self.builder, self.program.functions
-        every, path = self.program.contract.nodes(k) + 1, TensorType("i64", (k + 1,))
-        tokens, parents, depths = self._proposed(functions[f"propose_{k}"])
+        every = self.program.contract.nodes(k) + 1
         type_ = TensorType("i64", (every,))
+        if self.program.contract.given_trees:
+            drafts, parents, depths = (self._input(n) for n in ("drafts", "parents", "depths"))
+            tokens = builder.op(aten.cat.default, [self.root, drafts], type_=type_)
+        else:
+            tokens, parents, depths = self._proposed(functions[f"propose_{k}"])
         # As rows are positions counted from the text's first, positions are depths counted from the root's.
         positions = builder.op(ops.rows.default, depths, self.length, type_=type_)
         rows = self.place(0, every)[1]
@@ -140,10 +166,6 @@ class _TreeRound(_Round):
         (logits,) = builder.call(verify, [tokens, positions, rows, parents])
         arguments = [tokens, parents, logits, self.length, self.temperature, self.seed]
         chosen, accepted, nodes = builder.call(functions[f"accept_{k}"], arguments)
-        source = builder.op(ops.take.default, rows, nodes, type_=path)
-        target = self.place(0, k + 1)[1]
-        for name in written_state(self.program, verify):
-            state = builder.state(name, self.program.state[name].type)
-            builder.op(ops.cache_move.default, state, source, target)
+        _move(builder, self.program, verify, rows, nodes, self.place(0, k + 1)[1])
         graph = builder.output(chosen, accepted)
         return Function(self.played.function, Role.ROUND, graph, ("tokens", "accepted"))

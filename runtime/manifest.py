@@ -89,7 +89,8 @@ class Round:
     """The function that plays a round of `k` drafts, `depth` deep; 0 where there are no depths.
 
     `verify` gives the logits that it decides by, after `propose` where the drafter is in the graph. It verifies
-    `nodes` tokens after the root: k, or more where drafts are a tree.
+    `nodes` tokens after the root: k, or more where drafts are a tree. Where the host gives the tree, of k nodes,
+    `commit` moves the rows of the path that it chose.
     """
 
     function: str
@@ -98,6 +99,7 @@ class Round:
     nodes: int
     propose: str | None = None
     verify: str | None = None
+    commit: str | None = None
 
 
 @dataclass(frozen=True)
@@ -385,13 +387,13 @@ def _rounds(
     rounds = []
     for item in at.items():
         k, depth = item["k"].integer(0), item["depth"].integer(0)
-        named = [item["function"], *(item.get(piece) for piece in ("propose", "verify"))]
-        function, propose, verify = (_function_name(at, functions) for at in named)
+        named = [item["function"], *(item.get(piece) for piece in ("propose", "verify", "commit"))]
+        function, propose, verify, commit = (_function_name(at, functions) for at in named)
         if function is None:
             raise damaged(named[0].path, "the name of a function", "null")
         nodes = item.get("nodes")
         verified = k if nodes.value is None else nodes.integer(k, 1024)
-        rounds.append(Round(function, k, depth, verified, propose, verify))
+        rounds.append(Round(function, k, depth, verified, propose, verify, commit))
     expected = [(k, d) for k in lengths for d in (drafter.depths if k else ()) or (0,)]
     found = sorted((r.k, r.depth) for r in rounds)
     if found != expected:

@@ -116,9 +116,7 @@ def compiled(model: Path, output: Path, method: str, **options: object) -> Path:
     with FileLock(str(output) + ".lock"):
         if not output.exists():
             ks = None if method == "none" else (0, 2, 4)
-            request = CompileRequest(
-                str(model), output, method=method, num_speculative_tokens=ks, isa="avx2",
-                **options,  # type: ignore[arg-type]
-            )  # fmt: skip
+            options = {"num_speculative_tokens": ks, "isa": "avx2"} | options
+            request = CompileRequest(str(model), output, method=method, **options)  # type: ignore[arg-type]
             compile_model(request, SilentProgress())
     return output

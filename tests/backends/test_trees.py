@@ -10,7 +10,7 @@ import pytest
 from specc.runtime import Artifact
 from tests.conftest import compiled
 from tests.passes import knowing_drafters
-from tests.passes.test_trees import BOTH, SECOND, WRONG
+from tests.passes.test_trees import BOTH, SECOND, WRONG, circle
 
 
 @pytest.fixture(scope="module", params=["medusa", "eagle3"])
@@ -26,13 +26,6 @@ def artifact(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     )  # fmt: skip
 
 
-def _circle(start: int, count: int) -> list[int]:
-    text = [start]
-    while len(text) < count:
-        text.append(knowing_drafters.NEXT[text[-1]])
-    return text
-
-
 def _right(artifact: Path, after: list[int]) -> int:
     """Drafts of the path that is right: both choices are in the tree, but of Medusa's fourth head the first alone."""
     if "eagle3" in str(artifact):
@@ -44,7 +37,7 @@ def _right(artifact: Path, after: list[int]) -> int:
 
 
 def test_paths_are_accepted_as_far_as_the_tree_knows(artifact: Path) -> None:
-    text, seconds = _circle(7, 64), 0
+    text, seconds = circle(7, 64), 0
     with Artifact.load(artifact) as engine, engine.session() as session:
         nodes = {r.k: r.nodes for r in engine.manifest.rounds}
         assert nodes == ({0: 0, 2: 6, 4: 16} if "medusa" in str(artifact) else {0: 0, 2: 30, 4: 30})

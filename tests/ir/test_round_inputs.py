@@ -4,7 +4,13 @@ import re
 from pathlib import Path
 
 from specc.ir import TensorType
-from specc.ir.round_inputs import EXTEND_INPUTS, PREFILL_INPUTS, round_inputs, verify_inputs
+from specc.ir.round_inputs import (
+    EXTEND_INPUTS,
+    PREFILL_INPUTS,
+    commit_inputs,
+    round_inputs,
+    verify_inputs,
+)
 from tests.passes import toy
 
 RUNTIME = Path(__file__).parents[2] / "runtime"
@@ -24,12 +30,13 @@ def test_the_engine_has_the_same_table() -> None:
     assert _table("kExtendInputs") == EXTEND_INPUTS
     assert _table("kRoundInputs") == round_inputs(7)
     assert _table("kVerifyInputs") == verify_inputs(7)
+    assert _table("kCommitInputs") == commit_inputs(7)
 
 
 def test_the_readme_tells_of_each() -> None:
     text = (RUNTIME / "README.md").read_text()
     for name, type_ in round_inputs(7).items():
-        dims = "K" if name == "drafts" else "1"
+        dims = {1: "1", 7: "K", 8: "K+1"}[type_.shape[0]]
         assert f"`{name}` {type_.dtype}[{dims}]" in text
     pairs = ", ".join(f"{name} {type_}" for name, type_ in EXTEND_INPUTS.items())
     assert f"`extend({pairs})`" in text
@@ -37,6 +44,8 @@ def test_the_readme_tells_of_each() -> None:
     assert f"`prefill({prompt})`" in text
     block = ", ".join(f"{name} i64[K+1]" for name in verify_inputs(7))
     assert f"`verify({block})`" in text
+    path = ", ".join(f"{name} i64[K+1]" for name in commit_inputs(7))
+    assert f"`commit({path})`" in text
 
 
 def test_verify_and_rounds_take_what_is_agreed() -> None:
@@ -47,4 +56,6 @@ def test_verify_and_rounds_take_what_is_agreed() -> None:
             for node in program.functions[name].inputs:
                 assert node.meta["type"] == known[node.name], node
         verify = {n.name: n.meta["type"] for n in program.functions[played.verify].inputs}
-        assert verify == verify_inputs(played.k)
+        known = verify_inputs(played.k)
+        del known["parents"]  # of a chain
+        assert verify == known

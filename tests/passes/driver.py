@@ -16,13 +16,16 @@ from specc.ir.sharding import Way
 Drafts = Callable[[Sequence[int], int], Sequence[int]]
 """Host drafter: the tokens so far and K -> K tokens."""
 
+Trees = Callable[[Sequence[int], int], tuple[Sequence[int], Sequence[int]]]
+"""The same of a tree: K tokens, and the node that each follows, 0 the root and j + 1 the j-th of them."""
+
 Run = Callable[[SpeculativeProgram, str, Sequence[torch.Tensor], State], list[torch.Tensor]]
 """Runs a function, as `ir.evaluate` does."""
 
 
 def generate(
     program: SpeculativeProgram, prompt: Sequence[int], count: int, ks: Iterable[int], *,
-    depth: int = 0, heat: float = 0.0, seed: int = 0, drafts: Drafts = lambda x, k: [0] * k,
+    depth: int = 0, heat: float = 0.0, seed: int = 0, drafts: Drafts = lambda x, k: [0] * k, trees: Trees | None = None,
     chunk: int = 0, first_row: int = 0, drafted: list[tuple[list[int], list[Any]]] | None = None,
     foretold: dict[int, list[float]] | None = None, poison: float = torch.nan, run: Run = evaluate,
 ) -> tuple[list[int], list[tuple[int, int]]]:  # fmt: skip
@@ -67,6 +70,7 @@ def generate(
             "root": [x[-1]], "length": [n], "seed": [seed], "previous": [x[max(n - 1, 0)]],
             "tap_row": [tap], "first_row": [first_row], "drafts": list(drafts(x, k)),
         }  # fmt: skip
+        values |= tree_inputs(*trees(x, k)) if trees is not None and k else {}
         inputs = {key: torch.tensor(value) for key, value in values.items()}
         inputs |= _pairs(x, paired, n, first_row)
         inputs["temperature"] = torch.tensor([heat], dtype=torch.float64)
@@ -97,6 +101,14 @@ def _rows_of(program: SpeculativeProgram, buffer: StateBuffer) -> torch.Tensor:
     held, shard = int(buffer.type.shape[1]), re.search(r"\.shard_(\d+)", buffer.name)
     by_rows = shard and program.sharding is not None and program.sharding.way is Way.ROWS
     return torch.arange(held) + (int(shard[1]) * held if shard and by_rows else 0)
+
+
+def tree_inputs(drafts: Sequence[int], follows: Sequence[int]) -> dict[str, list[int]]:
+    """What a round is told of a tree that comes from outside."""
+    depths = [0]
+    for parent in follows:
+        depths.append(depths[parent] + 1)
+    return {"drafts": list(drafts), "parents": [-1, *follows], "depths": depths}
 
 
 def paths(tokens: torch.Tensor, parents: torch.Tensor) -> list[tuple[int, ...]]:

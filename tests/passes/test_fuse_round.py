@@ -105,14 +105,14 @@ fn round_2(%root: i64[1], %length: i64[1], %first_row: i64[1], %temperature: f64
   %10 = %9[0] : i64[3]
   %11 = %9[1] : i64[1]
   %12 = %9[2] : i64[3]
-  %13 = specc.take(%6, %12) : i64[3]
-  %14 = specc.positions(%length, 3, 0) : i64[3]
-  %15 = specc.rows(%14, %first_row) : i64[3]
-  specc.cache_move($target.k.0, %13, %15)
-  specc.cache_move($target.v.0, %13, %15)
-  specc.cache_move($target.k.1, %13, %15)
-  specc.cache_move($target.v.1, %13, %15)
-  specc.cache_move($features, %13, %15)
+  %13 = specc.positions(%length, 3, 0) : i64[3]
+  %14 = specc.rows(%13, %first_row) : i64[3]
+  %15 = specc.take(%6, %12) : i64[3]
+  specc.cache_move($target.k.0, %15, %14)
+  specc.cache_move($target.v.0, %15, %14)
+  specc.cache_move($target.k.1, %15, %14)
+  specc.cache_move($target.v.1, %15, %14)
+  specc.cache_move($features, %15, %14)
   return tokens=%10, accepted=%11
 """,
     )

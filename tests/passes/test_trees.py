@@ -89,6 +89,14 @@ BOTH = StaticTree.of([
 ])  # fmt: skip
 
 
+def circle(start: int, count: int) -> list[int]:
+    """What the knowing drafters' target says."""
+    text = [start]
+    while len(text) < count:
+        text.append(knowing_drafters.NEXT[text[-1]])
+    return text
+
+
 @pytest.mark.parametrize(
     ("method", "tree"),
     [("medusa", BOTH), ("medusa", DynamicTree(30, 8)), ("eagle3", DynamicTree(30, 8)), ("dspark", DynamicTree(30, 8))],
@@ -101,9 +109,7 @@ def test_the_longest_path_of_the_tree_is_accepted(method: str, tree: Tree, tmp_p
     checkpoint = load_drafter(folder, Target.of(imported), method)
     shape = replace(SHAPE, tree=tree, max_model_len=64)
     built = pipelines.trained(shape, checkpoint.spec.kind, checkpoint)(imported)
-    text = [7]
-    while len(text) < 40:
-        text.append(knowing_drafters.NEXT[text[-1]])
+    text = circle(7, 40)
     for ks, chunk in (((4,), 8), ((2, 0, 4, 0, 0, 2), 3)):
         tokens, rounds = generate(built, text[:5], 24, ks, chunk=chunk)
         assert tokens == text[5:29]

@@ -214,5 +214,37 @@ def test_what_is_no_tree_is_refused(text: str) -> None:
         request(method="mtp", tree=text)
 
 
+def test_trees_of_host_drafters_say_which_k_there_are() -> None:
+    for tree, ks, want in (
+        ("6", None, (0, 2, 4, 6)),
+        ("32", None, (0, 2, 4, 8, 16, 32)),
+        ("8", "0,3", (0, 3)),
+    ):
+        for method in ("ngram", "suffix"):
+            asked = request(method=method, tree=tree, num_speculative_tokens=ks)
+            check_request(asked)
+            assert tuple(sorted({0, *draft_lengths(asked)})) == want
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "says"),
+    [
+        ({"tree": "[(0,), (1,)]"}, "SPECC-E0103", "for suffix, a number from 1 to 32"),
+        ({"tree": "33"}, "SPECC-E0103", "for suffix, a number from 1 to 32"),
+        ({"tree": "4", "num_speculative_tokens": "0,8"}, "SPECC-E0104", "more than the 4 nodes"),
+        ({"tree": "4", "backend": "tvm"}, "SPECC-E0104", "--backend tvm has no trees"),
+        ({"tree": "4", "device": "onnx"}, "SPECC-E0104", "--device onnx has no trees"),
+        ({"tree": "4", "method": "draft_model", "drafter": "d"}, "SPECC-E0104", "--tree has no meaning"),
+    ],
+)  # fmt: skip
+def test_trees_that_no_host_drafter_gives_are_refused(
+    changes: dict[str, Any], code: str, says: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        check_request(request(**{"method": "suffix", **changes}))
+    assert caught.value.code == code
+    assert says in str(caught.value)
+
+
 def test_flags_and_trees_have_one_limit() -> None:
     assert flags.MOST_NODES == trees.MOST_NODES

@@ -114,6 +114,7 @@ def _host(
     request: CompileRequest, imported: ImportedModel, shape: Shape, progress: Progress
 ) -> Choice:
     del imported, progress
+    shape = replace(shape, given_trees=request.tree is not None)
     return Choice(pipelines.host(request.method, shape, request.drafter_options))
 
 

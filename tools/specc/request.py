@@ -106,8 +106,17 @@ def isa_of(request: CompileRequest) -> str:
 
 def draft_lengths(request: CompileRequest) -> tuple[int, ...]:
     """The K to compile: the user's, or what suits the method. `auto` is judged as the host drafters it begins with."""
-    default = HOST_K if request.method in (*HOST_DRAFTERS, AUTO) else DEFAULT_K
+    default: tuple[int, ...] = HOST_K if request.method in (*HOST_DRAFTERS, AUTO) else DEFAULT_K
+    most = _most_nodes(request)
+    if most is not None:
+        default = tuple(sorted({k for k in default if k < most} | {most}))
     return request.num_speculative_tokens or default
+
+
+def _most_nodes(request: CompileRequest) -> int | None:
+    """The largest tree that a drafter on the host may give; None where its drafts are a chain, or the graph's."""
+    given = request.method in HOST_DRAFTERS and isinstance(request.tree, int)
+    return request.tree if given and isinstance(request.tree, int) else None
 
 
 def provenance_of(request: CompileRequest) -> dict[str, str]:
@@ -144,7 +153,7 @@ def check_request(request: CompileRequest) -> None:
         raise flags.bad_value("--prefill-chunk", f"1 to {MOST_CHUNK}", request.prefill_chunk)
     _only_for("--drafter", request.drafter, request, AUTO, *TRAINED, "draft_model")
     _only_for("--draft-layers", request.draft_layers, request, "layerskip")
-    _only_for("--tree", request.tree, request, *TRAINED)
+    _check_tree(request)
     _only_for("--depths", request.depths, request, "eagle:adaptive")
     _check_host_drafter(request)
     flags.at_least("--draft-vocab-size", request.draft_vocab_size, 0)
@@ -160,6 +169,29 @@ def check_request(request: CompileRequest) -> None:
     if request.calibration is not None and not request.calibration.is_file():
         raise flags.bad_value("--calibration", "a text file", request.calibration)
     _check_lengths(request)
+
+
+def _check_tree(request: CompileRequest) -> None:
+    """Trees of trained drafters fit or do not, which passes know; those of drafters on the host are judged here."""
+    _only_for("--tree", request.tree, request, *HOST_DRAFTERS, *TRAINED)
+    if request.tree is None or request.method not in HOST_DRAFTERS:
+        return
+    most = _most_nodes(request)
+    if most is None or most > MOST_DRAFTS:
+        # What is found in a text has no places that could be named.
+        found = "paths" if most is None else most
+        raise flags.bad_value(
+            "--tree", f"for {request.method}, a number from 1 to {MOST_DRAFTS}", found
+        )
+    if request.backend == TVM:
+        raise flags.conflict(
+            f"--backend tvm has no trees for --method {request.method} yet",
+            "leave out --tree or --backend",
+        )
+    if (longest := max(request.num_speculative_tokens or (0,))) > most:
+        raise flags.conflict(
+            f"--num-speculative-tokens {longest} is more than the {most} nodes of --tree", "choose a larger --tree"
+        )  # fmt: skip
 
 
 def _check_host_drafter(request: CompileRequest) -> None:

@@ -147,6 +147,7 @@ std::vector<RoundSpec> read_rounds(const JsonCursor& list) {
                     item.at("depth").integer(0, kMaxDraft), piece("propose"), piece("verify")};
     round.nodes = round.length;
     if (const auto nodes = item.find("nodes")) round.nodes = nodes->integer(round.length, kMaxDraft);
+    round.commit = piece("commit");
     rounds.push_back(std::move(round));
   }
   return rounds;

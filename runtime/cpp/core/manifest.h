@@ -66,7 +66,8 @@ struct RoundSpec {
   std::string function;
   int64_t length = 0, depth = 0;  // drafts; depth 0 where depths do not matter
   std::string propose, verify;    // the round in pieces; empty: there is none
-  int64_t nodes = 0;              // tokens verified after the root: more than `length` where drafts are a tree
+  int64_t nodes = 0;              // tokens verified after the root: more than `length` where drafts are the graph's tree
+  std::string commit{};           // moves an accepted path's rows, where drafts are a tree that the host gives
 };
 
 struct FileSpec {

@@ -76,6 +76,108 @@ Tokens suffix_by_scan(const Tokens& text, const SuffixOptions& options, size_t k
   return draft;
 }
 
+Tokens joined_with(Tokens path, int64_t token) {
+  path.push_back(token);
+  return path;
+}
+
+struct Tree {
+  Tokens tokens, follows;
+
+  // Tokens on the way to draft j, its own the last.
+  Tokens path(size_t j) const {
+    Tokens found;
+    for (int64_t node = static_cast<int64_t>(j) + 1; node > 0; node = follows[static_cast<size_t>(node - 1)]) {
+      found.insert(found.begin(), tokens[static_cast<size_t>(node - 1)]);
+    }
+    return found;
+  }
+};
+
+template <class Drafter>
+Tree propose_tree(Drafter& drafter, const Tokens& text, size_t k) {
+  Tree tree{Tokens(k, -1), Tokens(k, -1)};
+  const size_t count = drafter.propose_tree(text.data(), text.size(), k, tree.tokens.data(), tree.follows.data());
+  CHECK(count <= k);
+  tree.tokens.resize(count);
+  tree.follows.resize(count);
+  for (size_t j = 0; j < count; ++j) CHECK(tree.follows[j] >= 0 && tree.follows[j] <= static_cast<int64_t>(j));
+  std::vector<Tokens> paths;
+  for (size_t j = 0; j < count; ++j) paths.push_back(tree.path(j));
+  std::sort(paths.begin(), paths.end());
+  CHECK(std::adjacent_find(paths.begin(), paths.end()) == paths.end());  // no node is there twice
+  return tree;
+}
+
+// By scanning: how likely each token is after `path`, which goes on from the text's longest suffix that is known.
+std::map<int64_t, double> shares_by_scan(const Tokens& text, const SuffixOptions& options, size_t match,
+                                         const Tokens& path) {
+  Tokens pattern(text.end() - static_cast<ptrdiff_t>(match), text.end());
+  pattern.insert(pattern.end(), path.begin(), path.end());
+  if (pattern.size() > options.max_depth) pattern.erase(pattern.begin(), pattern.end() - static_cast<ptrdiff_t>(options.max_depth));
+  auto next = followers(text, pattern);
+  while (!pattern.empty() && (pattern.size() >= options.max_depth || next.empty())) {
+    pattern.erase(pattern.begin());
+    next = followers(text, pattern);
+  }
+  double total = 0;
+  std::map<int64_t, double> shares;
+  if (pattern.empty()) return shares;
+  for (const auto& [token, each] : next) total += static_cast<double>(each.first);
+  for (const auto& [token, each] : next) shares[token] = static_cast<double>(each.first) / total;
+  return shares;
+}
+
+// The likeliest nodes are in the tree, as likely as a scan says, the likeliest first.
+void check_suffix_tree(const Tree& tree, const Tokens& text, const SuffixOptions& options, size_t k) {
+  size_t match = std::min(options.max_depth, text.size());
+  const auto tail = [&](size_t n) { return Tokens(text.end() - static_cast<ptrdiff_t>(n), text.end()); };
+  while (match > 0 && (match >= options.max_depth || followers(text, tail(match)).empty())) --match;
+  const auto longest = static_cast<size_t>(options.max_spec_factor * static_cast<double>(match));
+  std::map<Tokens, double> known = {{{}, 1.0}};
+  for (size_t j = 0; j < tree.tokens.size(); ++j) known[tree.path(j)] = 0;
+  double best_left = 0, before = 1;
+  for (auto& [path, probability] : known) {  // a path's beginning sorts before it
+    if (match == 0 || path.size() >= longest) continue;
+    for (const auto& [token, share] : shares_by_scan(text, options, match, path)) {
+      const auto child = known.find(joined_with(path, token));
+      const double likely = probability * share;
+      if (child != known.end()) {
+        child->second = likely;
+      } else if (likely >= options.min_token_prob) {
+        best_left = std::max(best_left, likely);
+      }
+    }
+  }
+  for (size_t j = 0; j < tree.tokens.size(); ++j) {
+    const double likely = known[tree.path(j)];
+    CHECK(likely > 0 && likely <= before + 1e-12 && likely >= options.min_token_prob - 1e-12);
+    before = likely;
+  }
+  CHECK(tree.tokens.size() == k ? best_left <= before + 1e-12 : best_left == 0);
+}
+
+// Every path is what followed an occurrence of the last n tokens; a lone one gives its chain.
+void check_ngram_tree(const Tree& tree, const Tokens& text, size_t min, size_t max, size_t k, NgramDrafter& drafter) {
+  std::vector<Tokens> ways;
+  for (size_t n = max; n >= min && n > 0; --n) {
+    for (size_t after = n; n < text.size() && after < text.size(); ++after) {
+      const auto end = text.begin() + static_cast<ptrdiff_t>(after);
+      if (!std::equal(text.end() - static_cast<ptrdiff_t>(n), text.end(), end - static_cast<ptrdiff_t>(n))) continue;
+      Tokens longer = text;
+      for (size_t j = 0; j < k; ++j) longer.push_back(longer[after + j]);
+      ways.emplace_back(longer.end() - static_cast<ptrdiff_t>(k), longer.end());
+    }
+  }
+  CHECK((k == 0 || ways.empty()) == tree.tokens.empty());
+  for (size_t j = 0; j < tree.tokens.size(); ++j) {
+    const Tokens path = tree.path(j);
+    CHECK(std::any_of(ways.begin(), ways.end(),
+                      [&](const Tokens& way) { return std::equal(path.begin(), path.end(), way.begin()); }));
+  }
+  if (ways.size() == 1 && k > 0) CHECK(tree.tokens == propose(drafter, text, k) && tree.path(k - 1) == tree.tokens);
+}
+
 void ngram_cases(std::mt19937& random) {
   for (int round = 0; round < 60; ++round) {
     const size_t min = 1 + random() % 2, max = min + random() % 4;
@@ -91,6 +193,7 @@ void ngram_cases(std::mt19937& random) {
       if (random() % 3 == 0) continue;  // tokens arrive several at a time
       const size_t k = random() % 6;
       CHECK(propose(drafter, text, k) == ngram_by_scan(text, min, max, k) || k == 0);
+      if (step % 5 == 0) check_ngram_tree(propose_tree(drafter, text, k), text, min, max, k, drafter);
     }
   }
   NgramDrafter loop(2, 4);
@@ -114,6 +217,7 @@ void suffix_cases(std::mt19937& random) {
       if (random() % 3 == 0) continue;
       const size_t k = random() % 8;
       CHECK(propose(drafter, text, k) == suffix_by_scan(text, options, k));
+      if (step % 5 == 0) check_suffix_tree(propose_tree(drafter, text, k), text, options, k);
     }
   }
 }

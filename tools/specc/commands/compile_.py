@@ -74,7 +74,8 @@ def main(
         num_speculative_tokens: The K to compile, as in 0,2,4,8, at most 32; 0 is always added. Left
             out, 0,2,4,8, and 16 for ngram and suffix.
         tree: Tokens of each round that a trained drafter's drafts fill as a tree, K deep: as many of the likeliest, as
-            in 24; or, of medusa, dflash and dspark, paths of ranks, as in "[(0,), (1,), (0, 0)]".
+            in 24; or, of medusa, dflash and dspark, paths of ranks, as in "[(0,), (1,), (0, 0)]". For ngram and suffix:
+            the K drafts of a round are a tree of K nodes, and this is the largest K.
         draft_layers: Layers that layerskip drafts with, as in 0,1,27; left out, calibrated.
         depths: Depths that eagle:adaptive may draft with, as in 2,4,7.
         draft_vocab_size: Tokens that draft_model, layerskip and eagle:adaptive may propose, the most

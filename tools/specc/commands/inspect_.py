@@ -205,8 +205,9 @@ def _shards(shards: Shards) -> list[str]:
 
 
 def _lengths(manifest: Manifest) -> str:
-    """Every K, and what rounds verify where that is more: a tree."""
+    """Every K, and what rounds verify where drafts may be a tree."""
     trees = {r.k: f"{r.k} (tree of {r.nodes})" for r in manifest.rounds if r.nodes > r.k}
+    trees |= {r.k: f"{r.k} (any tree)" for r in manifest.rounds if r.commit}
     return (
         ", ".join(trees.get(k, str(k)) for k in manifest.num_speculative_tokens)
         if trees

@@ -1,5 +1,7 @@
 #include "host_drafter.h"
 
+#include <numeric>
+
 #include "ngram.h"
 #include "suffix.h"
 
@@ -33,6 +35,12 @@ const Maker* maker_of(const std::string& name) {
 }
 
 }  // namespace
+
+size_t HostDrafter::propose_tree(const int64_t* tokens, size_t count, size_t k, int64_t* draft, int64_t* follows) {
+  const size_t found = propose(tokens, count, k, draft);
+  std::iota(follows, follows + found, 0);
+  return found;
+}
 
 bool knows_host_drafter(const std::string& name) { return maker_of(name) != nullptr; }
 

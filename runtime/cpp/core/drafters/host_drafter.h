@@ -21,6 +21,9 @@ class HostDrafter {
   // Writes up to `k` tokens that may follow tokens[0..count), returns how many. Between calls the text only grows, but
   // for truncate().
   virtual size_t propose(const int64_t* tokens, size_t count, size_t k, int64_t* draft) = 0;
+  // The same as a tree: follows[j] is the node that draft j stands behind, 0 the text's last token and i + 1 draft i < j.
+  // The likeliest come first, so that the tree may be cut anywhere. One that knows no other way gives its chain.
+  virtual size_t propose_tree(const int64_t* tokens, size_t count, size_t k, int64_t* draft, int64_t* follows);
 };
 
 bool knows_host_drafter(const std::string& name);

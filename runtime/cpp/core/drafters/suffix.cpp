@@ -8,9 +8,10 @@
 namespace specc {
 namespace {
 
-// About 150 MB at the very most. Beyond it the tree still counts what it knows but learns no new substring.
+// About 200 MB at the very most. Beyond it the tree still counts what it knows but learns no new substring.
 constexpr size_t kMaxNodes = size_t{1} << 22;
 constexpr size_t kSuffixCapacity = 256;
+constexpr size_t kMostCandidates = 1024;  // of a tree, which has no more nodes
 
 }  // namespace
 
@@ -21,6 +22,7 @@ void SuffixDrafter::clear() {
   std::fill(children_.begin(), children_.end(), kNone);
   if (children_.empty()) children_.resize(kSuffixCapacity, kNone);
   tail_.reserve(options_.max_depth + 1);
+  candidates_.reserve(kMostCandidates + 1);
   tail_.assign(1, kRoot);
   indexed_ = 0;
 }
@@ -56,7 +58,8 @@ uint32_t SuffixDrafter::visit_child(uint32_t parent, int64_t token, uint32_t suf
     if (nodes_.size() >= kMaxNodes) return kNone;
     if (children_.size() < 2 * (nodes_.size() + 1)) grow_table(2 * children_.size());
     child = static_cast<uint32_t>(nodes_.size());
-    nodes_.push_back({token, parent, suffix, 0, 0, kNone});
+    nodes_.push_back({token, parent, suffix, 0, 0, kNone, kNone, nodes_[parent].newest_child});
+    nodes_[parent].newest_child = child;
     slot(parent, token) = child;
   }
   Node& owner = nodes_[parent];
@@ -86,16 +89,21 @@ void SuffixDrafter::append(int64_t token) {
   tail_.resize(known + 1);
 }
 
-size_t SuffixDrafter::propose(const int64_t* tokens, size_t count, size_t k, int64_t* draft) {
+// The node of the longest suffix that something followed, and its length; the root if there is none.
+uint32_t SuffixDrafter::known_suffix(const int64_t* tokens, size_t count, size_t& match) {
   for (; indexed_ < count; ++indexed_) append(tokens[indexed_]);
-
-  size_t match = tail_.size() - 1;
+  match = tail_.size() - 1;
   while (match > 0 && nodes_[tail_[match]].followers == 0) --match;
-  if (match == 0) return 0;  // the frequencies of single tokens alone predict nothing
+  return tail_[match];
+}
+
+size_t SuffixDrafter::propose(const int64_t* tokens, size_t count, size_t k, int64_t* draft) {
+  size_t match = 0;
+  uint32_t node = known_suffix(tokens, count, match);
+  if (node == kRoot) return 0;  // the frequencies of single tokens alone predict nothing
 
   const double longest = options_.max_spec_factor * static_cast<double>(match);
   const size_t limit = longest < static_cast<double>(k) ? static_cast<size_t>(longest) : k;
-  uint32_t node = tail_[match];
   double probability = 1;
   size_t length = 0;
   while (length < limit) {
@@ -109,6 +117,49 @@ size_t SuffixDrafter::propose(const int64_t* tokens, size_t count, size_t k, int
     node = nodes_[node].best_child;
   }
   return length;
+}
+
+// Keeps the `most` likeliest, of equals those that came first.
+void SuffixDrafter::consider(const Candidate& candidate, size_t most) {
+  if (candidate.probability < options_.min_token_prob) return;
+  const auto place = std::lower_bound(
+      candidates_.begin(), candidates_.end(), candidate,
+      [](const Candidate& a, const Candidate& b) { return a.probability < b.probability; });
+  if (candidates_.size() == most && place == candidates_.begin()) return;
+  candidates_.insert(place, candidate);
+  if (candidates_.size() > most) candidates_.erase(candidates_.begin());
+}
+
+void SuffixDrafter::consider_children(uint32_t node, double probability, size_t depth, int64_t follows, size_t most) {
+  // As in a chain, a substring without children asks its suffix.
+  while (nodes_[node].best_child == kNone && node != kRoot) node = nodes_[node].suffix;
+  if (node == kRoot) return;
+  const uint32_t best = nodes_[node].best_child;
+  const double share = probability / nodes_[node].followers;
+  consider({best, nodes_[best].count * share, depth, follows}, most);
+  for (uint32_t child = nodes_[node].newest_child; child != kNone; child = nodes_[child].sibling) {
+    if (child != best) consider({child, nodes_[child].count * share, depth, follows}, most);
+  }
+}
+
+size_t SuffixDrafter::propose_tree(const int64_t* tokens, size_t count, size_t k, int64_t* draft, int64_t* follows) {
+  size_t match = 0;
+  const uint32_t start = known_suffix(tokens, count, match);
+  if (start == kRoot) return 0;
+  const double longest = options_.max_spec_factor * static_cast<double>(match);
+  k = std::min(k, kMostCandidates);
+  candidates_.clear();
+  if (longest >= 1) consider_children(start, 1, 1, 0, k);
+  size_t size = 0;
+  while (size < k && !candidates_.empty()) {
+    const Candidate next = candidates_.back();
+    candidates_.pop_back();
+    draft[size] = nodes_[next.node].token;
+    follows[size++] = next.follows;
+    if (static_cast<double>(next.depth + 1) > longest) continue;
+    consider_children(next.node, next.probability, next.depth + 1, static_cast<int64_t>(size), k - size);
+  }
+  return size;
 }
 
 }  // namespace specc

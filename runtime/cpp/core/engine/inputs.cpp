@@ -19,13 +19,20 @@ const std::vector<InputSpec> kExtendInputs = {
 const std::vector<InputSpec> kRoundInputs = {
     {"root", SPECC_I64, 1},      {"previous", SPECC_I64, 1}, {"length", SPECC_I64, 1},
     {"first_row", SPECC_I64, 1}, {"tap_row", SPECC_I64, 1},  {"temperature", SPECC_F64, 1},
-    {"seed", SPECC_I64, 1},      {"drafts", SPECC_I64, kDrafts},
+    {"seed", SPECC_I64, 1},      {"drafts", SPECC_I64, kDrafts}, {"parents", SPECC_I64, kBlock},
+    {"depths", SPECC_I64, kBlock},
 };
 
 const std::vector<InputSpec> kVerifyInputs = {
     {"tokens", SPECC_I64, kBlock},
     {"positions", SPECC_I64, kBlock},
     {"rows", SPECC_I64, kBlock},
+    {"parents", SPECC_I64, kBlock},
+};
+
+const std::vector<InputSpec> kCommitInputs = {
+    {"rows", SPECC_I64, kBlock},
+    {"nodes", SPECC_I64, kBlock},
 };
 
 Inputs::Inputs(const Manifest& manifest, ModelLibrary& library)
@@ -33,6 +40,9 @@ Inputs::Inputs(const Manifest& manifest, ModelLibrary& library)
       positions(tokens.size()),
       rows(tokens.size()),
       drafts(static_cast<size_t>(std::max<int64_t>(1, manifest.draft_lengths.back()))),
+      parents(drafts.size() + 1),
+      depths(parents.size()),
+      nodes(parents.size()),
       chunk_(static_cast<size_t>(manifest.model.prefill_chunk)),
       library_(library) {}
 
@@ -82,6 +92,9 @@ void* Inputs::buffer(const std::string& name) {
   if (name == "positions") return positions.data();
   if (name == "rows") return rows.data();
   if (name == "drafts") return drafts.data();
+  if (name == "parents") return parents.data();
+  if (name == "depths") return depths.data();
+  if (name == "nodes") return nodes.data();
   if (name == "temperature") return &temperature;
   if (name == "previous") return &previous;
   if (name == "length") return &length;

@@ -20,7 +20,7 @@ struct InputSpec {
   int32_t dtype;
   int64_t rows;  // a number, kRows or kDrafts
 };
-extern const std::vector<InputSpec> kPrefillInputs, kExtendInputs, kRoundInputs, kVerifyInputs;
+extern const std::vector<InputSpec> kPrefillInputs, kExtendInputs, kRoundInputs, kVerifyInputs, kCommitInputs;
 
 class Inputs {
  public:
@@ -34,6 +34,7 @@ class Inputs {
   double temperature = 0;
   std::vector<int64_t> tokens, positions, rows;  // prefill, verify, extension (whose tokens are called next_tokens)
   std::vector<int64_t> drafts;                   // host drafters
+  std::vector<int64_t> parents, depths, nodes;   // where their drafts may be a tree: the root's first
 
   // Rows of the longest prefill or extension.
   size_t chunk() const { return chunk_; }

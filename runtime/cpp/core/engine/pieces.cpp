@@ -85,7 +85,8 @@ const Round& Session::fill_verify(size_t drafts) {
   const size_t n = root_position();
   for (size_t row = 0; row <= verified.draft_length; ++row) {
     inputs_.tokens[row] = row == 0 ? committed_[n] : inputs_.drafts[row - 1];
-    inputs_.positions[row] = inputs_.rows[row] = static_cast<int64_t>(n + row);
+    inputs_.rows[row] = static_cast<int64_t>(n + row);
+    inputs_.positions[row] = verified.commit == nullptr ? inputs_.rows[row] : static_cast<int64_t>(n) + inputs_.depths[row];
   }
   return verified;
 }
@@ -115,6 +116,7 @@ Session::Execution Session::execute_pieces(const Round& round) {
   scored.stride = logits.stride;
   scored.drafts = drafts;
   scored.draft_count = allowed;
+  if (verified.commit != nullptr && branches()) scored.parents = draft_parents_.data();
   if (draws(round)) {
     // A draft that a grammar forbids is not cut, which would tell of it, but tried in vain: it has no probability.
     scored.draft = draft_scores_.logits();
@@ -124,6 +126,7 @@ Session::Execution Session::execute_pieces(const Round& round) {
   scored.allowed_words = mask_.words();
   sampled_ = sampler_->choose({committed_.data(), turn_start_, committed_.size()}, scored);
   std::copy_n(sampled_.tokens, sampled_.accepted + 1, round_tokens_.begin());
+  if (scored.parents != nullptr) seconds += commit_path(verified);
   return {sampled_.accepted, trusted, allowed, seconds + choosing.seconds()};
 }
 

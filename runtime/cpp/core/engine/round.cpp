@@ -119,24 +119,6 @@ size_t Session::choose_found() {
   return found_drafts_.choose(longest, controller().rate(instead));
 }
 
-// Fills inputs_.drafts; returns how many.
-size_t Session::propose(size_t k) {
-  if (k == 0 || (callback_ == nullptr && drafter_ == nullptr)) return 0;
-  const Stopwatch watch;
-  int64_t* draft = inputs_.drafts.data();
-  const size_t count = callback_ != nullptr ? callback_(callback_user_, committed_.data(), committed_.size(), k, draft)
-                                            : drafter_->propose(committed_.data(), committed_.size(), k, draft);
-  const int64_t vocab_size = artifact_->manifest().model.vocab_size;
-  const auto bad = [&](int64_t id) { return id < 0 || id >= vocab_size; };
-  if (count > k || std::any_of(draft, draft + count, bad)) {
-    throw Error(Code::Drafter, "the drafter proposed too many tokens, or ids out of range")
-        .expected("at most " + std::to_string(k) + " ids below " + std::to_string(vocab_size))
-        .found(std::to_string(count) + " ids");
-  }
-  stats_.draft_s += watch.seconds();
-  return count;
-}
-
 // Brings the state to where the round expects it; there is something to do only after a rewind, a cancelled prefill or
 // rounds without drafts. False if cancelled.
 bool Session::ready_for(const Round& round) {
@@ -256,21 +238,22 @@ void Session::record(const Round& round, size_t length_index, const Execution& d
     window_.observe(round.draft_length, accepted, static_cast<size_t>(artifact_->manifest().draft_lengths.back()));
   }
   if (round.draft_length == 0) return;
+  const size_t longest = longest_path(round);
   ++stats_.drafts;
   stats_.draft_tokens += round.draft_length;
   stats_.accepted_tokens += accepted;
-  for (size_t i = 0; i < round.draft_length && i <= accepted; ++i) {
+  for (size_t i = 0; i < longest && i <= accepted; ++i) {
     ++stats_.positions[i].drafted;
     stats_.positions[i].accepted += i < accepted;
   }
   if (kept < accepted) {
     ++(finish_ == Finish::kStop ? stats_.cut.stop : stats_.cut.length);
-  } else if (accepted < round.draft_length) {
+  } else if (accepted < longest) {
     ++(accepted < done.allowed       ? stats_.cut.mismatch
        : done.allowed < done.trusted ? stats_.cut.grammar
                                      : stats_.cut.confidence);
   }
-  const double ratio = static_cast<double>(accepted) / static_cast<double>(round.draft_length);
+  const double ratio = static_cast<double>(accepted) / static_cast<double>(longest);
   const double before = acceptance_ewma_.value_or(ratio);
   acceptance_ewma_ = before + kEwmaStep * (ratio - before);
   if (!round.given) depth_controller_.observe(round.draft_length, accepted);

@@ -40,7 +40,8 @@ void check_inputs(const Plan& plan, const std::vector<InputSpec>& known, size_t 
   for (const auto& input : plan.inputs) {
     const std::string where = plan.name + "." + input.name;
     const auto spec = std::find_if(known.begin(), known.end(), [&](const auto& each) { return input.name == each.name; });
-    if (spec == known.end() || (spec->rows == kDrafts && !host)) fail("an input the engine does not know", where);
+    const bool given = spec != known.end() && (spec->rows == kDrafts || spec->rows == kBlock);
+    if (spec == known.end() || (given && !host)) fail("an input the engine does not know", where);
     const auto drafts = static_cast<int64_t>(draft_length);
     const int64_t rows = spec->rows == kDrafts ? drafts : spec->rows == kBlock ? drafts + 1 : spec->rows;
     if (!has(input, spec->dtype, rows)) fail("an input of another dtype or shape than agreed", where);
@@ -70,8 +71,12 @@ void add_pieces(Round& round, const RoundSpec& spec, const std::vector<Plan>& pl
                 const std::vector<InputSpec>& known, const Manifest& manifest) {
   const auto drafts = static_cast<int64_t>(round.draft_length);
   round.verify = &require_plan(plans, spec.verify);
-  check_inputs(*round.verify, kVerifyInputs, round.draft_length, false);
+  check_inputs(*round.verify, kVerifyInputs, round.draft_length, true);
   round.logits_output = require_logits(*round.verify, "logits", drafts + 1, manifest.model.vocab_size);
+  if (!spec.commit.empty()) {
+    round.commit = &require_plan(plans, spec.commit);
+    check_inputs(*round.commit, kCommitInputs, round.draft_length, true);
+  }
   if (drafts == 0 || manifest.drafter.on_host()) return;
   round.propose = &require_plan(plans, spec.propose);
   check_inputs(*round.propose, known, round.draft_length, false);
@@ -110,6 +115,12 @@ Round checked_round(const RoundSpec& spec, const std::vector<Plan>& plans, const
   round.tokens_output = require_output(plan, "tokens", static_cast<int64_t>(draft_length) + 1);
   round.accepted_output = require_output(plan, "accepted", 1);
   if (!spec.verify.empty()) add_pieces(round, spec, plans, known, manifest);
+  const auto takes = [](const Plan* each, const char* name) { return each != nullptr && each->input(name) >= 0; };
+  const bool tree = takes(&plan, "parents");
+  if (tree != takes(&plan, "depths") || tree != takes(round.verify, "parents") || tree != (round.commit != nullptr)) {
+    // (A tree that the graph gives has no pieces.)
+    fail("a round whose drafts may be a tree lacks a part", plan.name);
+  }
   return round;
 }
 

@@ -20,6 +20,7 @@ struct Round {
   // The round in pieces.
   const Plan* propose = nullptr;  // null: drafts come from the host, or there are none
   const Plan* verify = nullptr;   // null: the artifact has none
+  const Plan* commit = nullptr;   // moves the rows of an accepted path; null: drafts are no tree, or the graph's
   size_t drafts_output = 0, logits_output = 0;
   std::vector<size_t> draft_logits_outputs;  // of propose, one for each draft; none: it does not tell
   size_t draft_columns = 0;

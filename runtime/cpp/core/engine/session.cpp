@@ -35,6 +35,7 @@ Session::Session(std::shared_ptr<Artifact> artifact)
       found_drafts_(artifact_->manifest().draft_lengths.size()),
       membership_(artifact_->texts()),
       drafter_(make_host_drafter(artifact_->manifest().drafter)),
+      draft_parents_(longest_draft(artifact_->manifest())),
       round_tokens_(longest_draft(artifact_->manifest()) + 1),
       last_depth_index_(depth_controller_.index()) {
   const Manifest& manifest = artifact_->manifest();
@@ -44,7 +45,7 @@ Session::Session(std::shared_ptr<Artifact> artifact)
   for (size_t length = 0; length < manifest.draft_lengths.size(); ++length) {
     for (size_t depth = 0; depth < std::max<size_t>(1, manifest.drafter.depths.size()); ++depth) {
       const Round& round = artifact_->rounds().round(length, depth);
-      for (const Plan* plan : {round.plan, round.propose, round.verify}) {
+      for (const Plan* plan : {round.plan, round.propose, round.verify, round.commit}) {
         if (plan != nullptr) inputs_.bind(*plan, round_tokens_.size());
       }
     }

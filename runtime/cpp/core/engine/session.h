@@ -104,6 +104,10 @@ class Session {
   size_t within_room(size_t index) const;
   size_t choose_found();
   size_t propose(size_t k);
+  bool branches() const;
+  size_t longest_path(const Round& round) const;
+  void hang(size_t count, bool chain);
+  double commit_path(const Round& round);
   bool ready_for(const Round& round);
   struct Execution {
     size_t accepted;
@@ -147,6 +151,7 @@ class Session {
   std::unique_ptr<Sampler> sampler_;  // once tokens are chosen here
   bool sampler_ready_ = false;        // knows the options
   DraftScores draft_scores_;          // where drafts are drawn
+  std::vector<int32_t> draft_parents_;  // the row that each draft continues, where drafts may be a tree
   Sampled sampled_;                   // of the last round, if it was chosen here
   size_t round_kept_ = 0;             // tokens of the last round that were committed
 

@@ -1,0 +1,34 @@
+// Several ways in which a text may go on, as one tree.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace specc {
+
+// Ways that begin alike share nodes, and a node weighs what the ways through it weigh together, less with every step.
+// So no node weighs as much as its parent, and the heaviest are a tree.
+class Continuations {
+ public:
+  // Room for as many nodes as `ways` of `steps` may have, so that adding allocates nothing.
+  void reserve(size_t ways, size_t steps);
+  void clear();
+  void add(const int64_t* tokens, size_t count, double weight);
+  // Writes the `k` heaviest nodes at most, heaviest first and of equals the one that was there first: tokens, and the node
+  // that each follows (0: the text itself, j + 1: the j-th written). Returns how many.
+  size_t heaviest(size_t k, int64_t* tokens, int64_t* follows);
+
+ private:
+  struct Node {
+    int64_t token = 0;
+    uint32_t parent = 0, first_child = 0, sibling = 0;  // 0: none, for the root is nobody's child
+    double weight = 0;
+    uint32_t place = 0;  // among those written, from 1 on
+  };
+
+  std::vector<Node> nodes_;  // the root first
+  std::vector<uint32_t> order_;
+};
+
+}  // namespace specc
