@@ -41,7 +41,15 @@ _LEAF_FLAGS = (
 )
 _KERNEL_FLAGS = ("-O3", "-ffp-contract=fast")
 _ENGINE_FOLDERS = ("core", "core/engine", "core/drafters", "core/sampling", "tokenizer")
-_COMMON = ("-std=c++20", "-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden", "-w")
+_ARCHIVES = ("lib/libmodel.a", "lib/libspecc.a")
+_FOR_APPS = {
+    "include/specc.h": sources.INCLUDE / "specc.h",
+    "lib/cmake/specc/specc-config.cmake": sources.CPP / "specc-config.cmake",
+}
+# No names that are one in a whole program: a library that has some is never unloaded, and an archive cannot hide them.
+_COMMON = (
+    "-std=c++20", "-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden", "-fno-gnu-unique", "-w",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -194,6 +202,38 @@ class Toolchain:
         with self.at_work(cores=1) as start:
             start([*self.kernels(), *self.engine()])
             yield
+
+    def write(
+        self, into: Path, model: Sequence[Path], engine: Sequence[Path], *, static: bool
+    ) -> tuple[str, ...]:
+        """What an app needs, under `into`: model.so, libspecc, its header and a package for CMake; returns their names.
+
+        `static`: archives of both libraries too.
+        """
+        libraries = [("model.so", model, "specc_model_*"), ("lib/libspecc.so", engine, "specc_*")]
+        for name, objects, exports in libraries:
+            (into / name).parent.mkdir(exist_ok=True)
+            self.link(objects, into / name, exports=exports)
+        names = [name for name, _, _ in libraries]
+        if static:
+            for name, (_, objects, exports) in zip(_ARCHIVES, libraries, strict=True):
+                self.archive(objects, into / name, exports=exports)
+            names += _ARCHIVES
+        for name, source in _FOR_APPS.items():
+            (into / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(source, into / name)
+        return (*names, *_FOR_APPS)
+
+    def archive(self, objects: Sequence[Path], into: Path, *, exports: str) -> None:
+        """The same for static linking: one object, whose names an app sees only as far as they match `exports`."""
+        with tempfile.TemporaryDirectory() as folder:
+            whole = Path(folder) / f"{into.stem}.o"
+            self._run([
+                self.compiler, "-r", "-nostdlib", "-Wl,--force-group-allocation", "-o", str(whole), *map(str, objects),
+            ], into.name)  # fmt: skip
+            names = ["--wildcard", f"--keep-global-symbol={exports}", str(whole)]
+            self._run(["objcopy", *names], into.name)
+            self._run(["ar", "rcsD", str(into), str(whole)], into.name)
 
     def link(self, objects: Sequence[Path], into: Path, *, exports: str) -> None:
         """A shared library that exports the names matching `exports` alone and needs libstdc++ and libc only."""

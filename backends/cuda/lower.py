@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-import shutil
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -24,7 +23,6 @@ from specc.cache import Pieces, inductor_settings
 from specc.errors import BackendError
 from specc.ir import Function, Role, SpeculativeProgram
 from specc.ir.printer import function_lines
-from specc.runtime import sources
 
 _LAUNCH = re.compile(r"^\s+call_\w+\(", re.MULTILINE)
 
@@ -69,14 +67,10 @@ class CudaBackend:
                 model_objects, engine_objects = (
                     [f.result() for f in part] for part in (model, engine)
                 )
-        (into / "lib").mkdir(exist_ok=True)
-        (into / "include").mkdir(exist_ok=True)
-        chain.link(model_objects, into / "model.so", exports="specc_model_*")
-        chain.link(engine_objects, into / "lib/libspecc.so", exports="specc_*")
-        shutil.copy(sources.INCLUDE / "specc.h", into / "include/specc.h")
+        files = chain.write(into, model_objects, engine_objects, static=False)
         progress.note("nothing of this has been verified on a GPU by whoever built specc")
         return Lowered(
-            ("model.so", "lib/libspecc.so", "include/specc.h"), plans, program.weights,
+            files, plans, program.weights,
             {"torch": torch.__version__, "triton": TRITON, "compiler": chain.version},
             cuda=facts(device.gpu, texts, plans),
         )  # fmt: skip

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-import shutil
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -71,13 +70,8 @@ class InductorBackend:
                 model_objects, engine_objects = (
                     [f.result() for f in part] for part in (model, engine)
                 )
-        (into / "lib").mkdir(exist_ok=True)
-        (into / "include").mkdir(exist_ok=True)
-        chain.link(model_objects, into / "model.so", exports="specc_model_entry")
-        chain.link(engine_objects, into / "lib/libspecc.so", exports="specc_*")
-        shutil.copy(sources.INCLUDE / "specc.h", into / "include/specc.h")
         return Lowered(
-            ("model.so", "lib/libspecc.so", "include/specc.h"), plans_of(packed), packed.weights,
+            chain.write(into, model_objects, engine_objects, static=device.static), plans_of(packed), packed.weights,
             {"torch": torch.__version__, "compiler": chain.version}, lossless=True,
         )  # fmt: skip
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -35,7 +34,6 @@ from specc.ir import Function, Role, SpeculativeProgram, WeightStore
 from specc.ir.graphs import results_of, type_of, weight_name
 from specc.ir.sharding import Sharding
 from specc.ir.types import TensorType
-from specc.runtime import sources
 
 FOLDER = "graphs"
 """Where an artifact has its models and their weights."""
@@ -191,19 +189,14 @@ def _bare(plan: Plan, taken: Mapping[str, list[bool]]) -> Plan:
     )  # fmt: skip
 
 
-def _link(table: str, into: Path, isa: str, device: bool) -> list[str]:
+def _link(table: str, into: Path, isa: str, device: bool) -> tuple[str, ...]:
     """model.so and libspecc.so; returns what was written."""
     chain = Toolchain(isa)
     with chain.at_work() as start:
         model = start([*chain.kernels(), *chain.graphs(table, device=device)])
         engine = start(chain.engine())
         model_objects, engine_objects = ([f.result() for f in part] for part in (model, engine))
-    (into / "lib").mkdir(exist_ok=True)
-    (into / "include").mkdir(exist_ok=True)
-    chain.link(model_objects, into / "model.so", exports="specc_model_*")
-    chain.link(engine_objects, into / "lib/libspecc.so", exports="specc_*")
-    shutil.copy(sources.INCLUDE / "specc.h", into / "include/specc.h")
-    return ["model.so", "lib/libspecc.so", "include/specc.h"]
+    return chain.write(into, model_objects, engine_objects, static=False)
 
 
 def _best(leaf: Function, logits: Mapping[Place, int]) -> list[tuple[str, TensorType, Emission]]:

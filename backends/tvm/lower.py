@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import shutil
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -24,7 +23,6 @@ from specc.backends.tvm.table import leaf_table
 from specc.cache import Pieces
 from specc.errors import BackendError
 from specc.ir import Role, SpeculativeProgram
-from specc.runtime import sources
 
 assert _conversions  # registers what operations become
 
@@ -69,13 +67,9 @@ class TvmBackend:
                 model_objects, engine_objects = (
                     [f.result() for f in part] for part in (model, engine)
                 )
-        (into / "lib").mkdir(exist_ok=True)
-        (into / "include").mkdir(exist_ok=True)
-        chain.link([*model_objects, *objects], into / "model.so", exports="specc_model_entry")
-        chain.link(engine_objects, into / "lib/libspecc.so", exports="specc_*")
-        shutil.copy(sources.INCLUDE / "specc.h", into / "include/specc.h")
+        files = chain.write(into, [*model_objects, *objects], engine_objects, static=device.static)
         return Lowered(
-            ("model.so", "lib/libspecc.so", "include/specc.h"), plans_of(packed), packed.weights,
+            files, plans_of(packed), packed.weights,
             {"tvm": tvm.__version__, "tvm_ffi": tvm_ffi.__version__, "compiler": chain.version}, lossless=True,
         )  # fmt: skip
 

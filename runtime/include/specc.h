@@ -18,7 +18,7 @@ extern "C" {
 #define SPECC_API __attribute__((visibility("default")))
 #endif
 
-#define SPECC_INTERFACE_VERSION 3
+#define SPECC_INTERFACE_VERSION 4
 
 typedef struct specc_artifact specc_artifact;
 typedef struct specc_session specc_session;
@@ -47,6 +47,20 @@ SPECC_API const char* specc_last_error(void);
  * library, with code and threads of its own.
  * SPECC_PIN=1 in the environment binds each of them, but for the calling one, to a core of its own. */
 SPECC_API specc_result specc_artifact_load(const char* path, int32_t threads, specc_artifact** out);
+/* The same from memory: assets of an app, sections of an executable, files that the caller maps by descriptor.
+ * `find` gives the bytes of a file of the artifact by its name ("manifest.json", "model.so", "weights.safetensors",
+ * "tokenizer.bin"), and returns 0 if there is none. They stay where they are, unchanged, until the artifact and its
+ * sessions are freed; weights begin on a multiple of 64. Other files of the folder need not be there.
+ * `model`: specc_model_entry of the artifact's libmodel.a, if the program is linked with it (specc compile --static);
+ * NULL loads "model.so" through an anonymous file, on Linux and Android, each time as a library of its own.
+ * An artifact for a device (an NPU) is loaded from a folder alone. */
+typedef struct specc_source {
+  size_t size; /* sizeof(specc_source) */
+  int32_t (*find)(void* user, const char* name, const void** data, size_t* size);
+  void* user;
+  const struct specc_model* (*model)(void);
+} specc_source;
+SPECC_API specc_result specc_artifact_load_from(const specc_source*, int32_t threads, specc_artifact** out);
 SPECC_API void specc_artifact_free(specc_artifact*);
 /* How many threads run its kernels. */
 SPECC_API int32_t specc_artifact_threads(const specc_artifact*);

@@ -10,7 +10,7 @@ from specc.runtime import native, session
 
 RUNTIME = Path(__file__).parents[2] / "runtime"
 
-SURFACES = {3: "c64fce60a7aaa6a2f2471389373e84cae2ee3b71b87954edba0ee8246f00bce9"}
+SURFACES = {4: "9fd3678210de72e4b6d9d264c94679341e0e488bcb1fdca8658bb172eb7dfd3e"}
 """SHA-256 of `surface()` by version. Changed it? Raise SPECC_INTERFACE_VERSION and native.INTERFACE_VERSION, and add a
 line: a binding of one version must not meet a library of another that lacks what it asks for."""
 

@@ -47,6 +47,7 @@ CHANGES: dict[str, tuple[Any, str]] = {
     "device": ("onnx", "ngram"),
     "backend": ("reference", "ngram"),
     "isa": ("avx2", "ngram"),
+    "static": (True, "ngram"),
     "opset": (13, "ngram"),
     "graph_dtype": ("f16", "ngram"),
     "kv_shards": ("2", "ngram"),
@@ -248,3 +249,9 @@ def test_trees_that_no_host_drafter_gives_are_refused(
 
 def test_flags_and_trees_have_one_limit() -> None:
     assert flags.MOST_NODES == trees.MOST_NODES
+
+
+@pytest.mark.parametrize("where", [{"backend": "reference"}, {"device": "onnx"}])
+def test_archives_are_of_code_alone(where: dict[str, str]) -> None:
+    with pytest.raises(UsageError, match="--static"):
+        request(static=True, method="ngram", **where)

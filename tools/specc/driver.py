@@ -98,6 +98,7 @@ def _device(request: CompileRequest) -> Device:
         opset=request.opset,
         link_gbps=request.link_gbps,
         gpu=gpu,
+        static=request.static,
     )
 
 

@@ -32,7 +32,7 @@ CUDA_METHODS = ("none", "ngram", "suffix", "draft_model", "layerskip")
 CUDA_ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100")
 """Of data centres and workstations since Ampere: what Triton writes code for and `backends/cuda/fakes.py` describes."""
 
-TVM = "tvm"
+TVM, REFERENCE = "tvm", "reference"
 TVM_QUANTS = ("none", "bf16")
 """Forms of weights that the tvm backend multiplies."""
 
@@ -60,6 +60,7 @@ class CompileRequest:
     device: str = "cpu"
     backend: str = "inductor"
     isa: str = "native"
+    static: bool = False
     opset: int = 0
     graph_dtype: str = "f32"
     kv_shards: tuple[int, str] | None = None
@@ -229,10 +230,18 @@ def _check_device(request: CompileRequest) -> None:
                 f"--backend tvm multiplies no weights of --quant {request.quant} yet", "leave out --backend",
                 expected=f"--quant {' or '.join(TVM_QUANTS)}",
             )  # fmt: skip
+        if request.backend == REFERENCE and request.static:
+            raise flags.conflict(
+                "--static has no meaning for --backend reference, which writes no code", "leave out one of them"
+            )  # fmt: skip
         return
     if kind == CUDA:
         _check_cuda(request)
         return
+    if request.static:
+        raise flags.conflict(
+            f"--device {request.device} has no --static: its graphs are files of their own", "leave out --static"
+        )  # fmt: skip
     least, most = OPSETS
     if request.opset and not least <= request.opset <= most:
         raise flags.bad_value("--opset", f"{least} to {most}, which CANN reads", request.opset)
@@ -274,6 +283,7 @@ def _check_cuda(request: CompileRequest) -> None:
         ("--kv-arena", request.kv_arena, ("auto",)),
         ("--graph-dtype", request.graph_dtype, ("f32",)),
         ("--opset", request.opset, (0,)),
+        ("--static", request.static, (False,)),
         ("--draft-vocab-size", request.draft_vocab_size, (0,)),
     ):
         if given not in usual:

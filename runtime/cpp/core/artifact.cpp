@@ -18,34 +18,25 @@ bool hashes_wanted() {
 }
 
 // Code is mapped from this file, so it must be one the manifest vouches for.
-void require_library_listed(const Manifest& manifest, const std::string& directory) {
+void require_library_listed(const Manifest& manifest, const Source& source) {
   for (const auto& file : manifest.files) {
     if (file.path == kLibraryFile) return;
   }
-  throw Error(Code::Damaged, "the manifest lists no model.so").where(directory).cure("compile the artifact again");
-}
-
-// With a slash, dlopen takes a path; without, it would search the system's library folders.
-std::string normal_directory(const std::string& path) {
-  std::string directory = path;
-  while (directory.size() > 1 && directory.back() == '/') directory.pop_back();
-  return directory.empty() || directory.find('/') != std::string::npos ? directory : "./" + directory;
+  throw Error(Code::Damaged, "the manifest lists no model.so").where(source.name(kLibraryFile)).cure("compile the artifact again");
 }
 
 }  // namespace
 
-std::shared_ptr<Artifact> Artifact::load(const std::string& path, int32_t threads) {
+std::shared_ptr<Artifact> Artifact::load(std::unique_ptr<Source> source, int32_t threads) {
   std::shared_ptr<Artifact> artifact(new Artifact);
-  artifact->directory_ = normal_directory(path);
-  const std::string& directory = artifact->directory_;
-  artifact->manifest_ = read_manifest(directory);
+  artifact->manifest_ = read_manifest(*source);
   const Manifest& manifest = artifact->manifest_;
-  require_library_listed(manifest, directory);
-  check_files(manifest, directory, hashes_wanted());
+  require_library_listed(manifest, *source);
+  check_files(manifest, *source, hashes_wanted());
 
-  artifact->file_ = Safetensors(directory + "/" + manifest.weights_file);
-  artifact->library_ =
-      ModelLibrary::open(directory + "/" + kLibraryFile, manifest.isa, threads > 0 ? threads : usable_cores());
+  artifact->file_ = Safetensors(source->map(manifest.weights_file), source->name(manifest.weights_file));
+  artifact->library_ = ModelLibrary::open(*source, manifest.isa, threads > 0 ? threads : usable_cores());
+  artifact->source_ = std::move(source);
   artifact->weights_ = std::make_unique<WeightTable>(artifact->file_, *artifact->library_);
   for (const auto& function : manifest.functions) {
     artifact->plans_.push_back(compile_plan(function, manifest.state, *artifact->library_, *artifact->weights_));

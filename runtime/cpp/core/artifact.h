@@ -13,15 +13,16 @@
 #include "model_library.h"
 #include "plan.h"
 #include "safetensors.h"
+#include "source.h"
 
 namespace specc {
 
 class Artifact {
  public:
   // threads: 0 takes the physical cores available. Checks everything that can be checked without running the model.
-  static std::shared_ptr<Artifact> load(const std::string& directory, int32_t threads);
+  static std::shared_ptr<Artifact> load(std::unique_ptr<Source> source, int32_t threads);
 
-  const std::string& directory() const { return directory_; }
+  const Source& source() const { return *source_; }
   const Manifest& manifest() const { return manifest_; }
   ModelLibrary& library() const { return *library_; }
   const std::vector<Plan>& plans() const { return plans_; }
@@ -42,7 +43,7 @@ class Artifact {
  private:
   Artifact() = default;
 
-  std::string directory_;
+  std::unique_ptr<Source> source_;
   Manifest manifest_;
   Safetensors file_;
   std::shared_ptr<ModelLibrary> library_;

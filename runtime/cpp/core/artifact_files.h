@@ -4,13 +4,14 @@
 #include <string>
 
 #include "manifest.h"
+#include "source.h"
 
 namespace specc {
 
-// Reads DIR/manifest.json. Throws Error(NotAnArtifact) if there is none.
-Manifest read_manifest(const std::string& directory);
+// Reads manifest.json. Throws Error(NotAnArtifact) if there is none.
+Manifest read_manifest(const Source& source);
 
-// Sizes always, SHA-256 if `hashes` (slow: it reads every byte). Throws Error(File).
-void check_files(const Manifest& manifest, const std::string& directory, bool hashes);
+// Sizes of what the source must have, always; SHA-256 if `hashes` (slow: it reads every byte). Throws Error(File).
+void check_files(const Manifest& manifest, const Source& source, bool hashes);
 
 }  // namespace specc

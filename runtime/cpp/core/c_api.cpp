@@ -78,7 +78,18 @@ specc_result specc_artifact_load(const char* path, int32_t threads, specc_artifa
     *out = nullptr;
     require(path, "path");
     if (threads < 0) throw Error(Code::Option, "the number of threads is negative").where("threads");
-    *out = new specc_artifact{Artifact::load(path, threads)};
+    *out = new specc_artifact{Artifact::load(Source::folder(path), threads)};
+    return SPECC_OK;
+  });
+}
+
+specc_result specc_artifact_load_from(const specc_source* source, int32_t threads, specc_artifact** out) {
+  return guarded([&] {
+    require(out, "out");
+    *out = nullptr;
+    require(source, "source");
+    if (threads < 0) throw Error(Code::Option, "the number of threads is negative").where("threads");
+    *out = new specc_artifact{Artifact::load(Source::memory(*source), threads)};
     return SPECC_OK;
   });
 }

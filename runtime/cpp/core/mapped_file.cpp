@@ -46,43 +46,36 @@ MappedFile::MappedFile(const std::string& path) {
   data_ = static_cast<const unsigned char*>(address);
 }
 
+MappedFile MappedFile::borrowed(const void* data, size_t size) {
+  MappedFile file;
+  file.data_ = static_cast<const unsigned char*>(data);
+  file.size_ = size;
+  file.borrowed_ = true;
+  return file;
+}
+
 MappedFile::MappedFile(MappedFile&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+    : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)), borrowed_(other.borrowed_) {}
 
 MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
   std::swap(data_, other.data_);
   std::swap(size_, other.size_);
+  std::swap(borrowed_, other.borrowed_);
   return *this;
 }
 
 MappedFile::~MappedFile() {
-  if (data_ != nullptr) ::munmap(const_cast<unsigned char*>(data_), size_);
+  if (data_ != nullptr && !borrowed_) ::munmap(const_cast<unsigned char*>(data_), size_);
 }
 
 void MappedFile::will_need() const {
-  if (data_ != nullptr) ::madvise(const_cast<unsigned char*>(data_), size_, MADV_WILLNEED);
-}
-
-bool is_directory(const std::string& path) {
-  struct stat info{};
-  return ::stat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode);
+  if (data_ != nullptr && !borrowed_) ::madvise(const_cast<unsigned char*>(data_), size_, MADV_WILLNEED);
 }
 
 std::optional<uint64_t> regular_file_size(const std::string& path) {
   struct stat info{};
   if (::stat(path.c_str(), &info) != 0 || !S_ISREG(info.st_mode)) return std::nullopt;
   return static_cast<uint64_t>(info.st_size);
-}
-
-std::string read_text_file(const std::string& path, uint64_t limit) {
-  const MappedFile file(path);
-  if (file.size() > limit) {
-    throw Error(Code::File, "a file is too large")
-        .where(path)
-        .expected("at most " + std::to_string(limit) + " bytes")
-        .found(std::to_string(file.size()));
-  }
-  return std::string(reinterpret_cast<const char*>(file.data()), file.size());
 }
 
 bool is_inner_path(std::string_view name) {

@@ -1,4 +1,4 @@
-// A file mapped read-only, and the few file questions the loader asks.
+// A file mapped read-only, or bytes of the caller's in its place, and the few file questions the loader asks.
 #pragma once
 
 #include <cstddef>
@@ -13,6 +13,7 @@ class MappedFile {
  public:
   MappedFile() = default;
   explicit MappedFile(const std::string& path);  // throws Error(Code::File)
+  static MappedFile borrowed(const void* data, size_t size);  // which stay where they are
   MappedFile(MappedFile&& other) noexcept;
   MappedFile& operator=(MappedFile&& other) noexcept;
   MappedFile(const MappedFile&) = delete;
@@ -28,11 +29,10 @@ class MappedFile {
  private:
   const unsigned char* data_ = nullptr;
   size_t size_ = 0;
+  bool borrowed_ = false;
 };
 
-bool is_directory(const std::string& path);
 std::optional<uint64_t> regular_file_size(const std::string& path);
-std::string read_text_file(const std::string& path, uint64_t limit);  // throws Error(Code::File)
 
 // Whether `name`, from a manifest, stays inside the artifact: relative, no "..", no empty part, no NUL or backslash.
 bool is_inner_path(std::string_view name);

@@ -11,6 +11,7 @@ namespace specc {
 namespace {
 
 constexpr int32_t kMaxEntries = 1 << 20;
+constexpr char kFile[] = "model.so";
 
 struct Registry {
   std::mutex mutex;
@@ -38,10 +39,11 @@ Error refused(const std::string& path, const char* what) {
 
 }  // namespace
 
-std::shared_ptr<ModelLibrary> ModelLibrary::open(const std::string& path, const std::string& isa, int32_t threads) {
+std::shared_ptr<ModelLibrary> ModelLibrary::open(const Source& source, const std::string& isa, int32_t threads) {
+  const std::string path = source.name(kFile);
   Registry& known = registry();
   const std::lock_guard<std::mutex> guard(known.mutex);
-  SharedObject object(path);
+  SharedObject object = source.code(kFile);
   for (const auto& [identity, entry] : known.open) {
     const auto shared = entry.lock();
     if (shared == nullptr || !identity.same_place(object.identity())) continue;
@@ -55,13 +57,14 @@ std::shared_ptr<ModelLibrary> ModelLibrary::open(const std::string& path, const 
   }
   object.load();
   const FileIdentity identity = object.identity();
-  std::shared_ptr<ModelLibrary> library(new ModelLibrary(std::move(object), path, isa, threads));
+  std::shared_ptr<ModelLibrary> library(new ModelLibrary(std::move(object), source, isa, threads));
   known.open[identity] = library;
   return library;
 }
 
-ModelLibrary::ModelLibrary(SharedObject object, const std::string& path, const std::string& isa, int32_t threads)
+ModelLibrary::ModelLibrary(SharedObject object, const Source& source, const std::string& isa, int32_t threads)
     : object_(std::move(object)), pool_(threads, pinning_asked_for()) {
+  const std::string path = source.name(kFile);
   using EntryPoint = const specc_model* (*)();
   const auto entry_point = reinterpret_cast<EntryPoint>(object_.symbol("specc_model_entry"));
   if (entry_point == nullptr) throw refused(path, "the model library exports no specc_model_entry");
@@ -87,8 +90,12 @@ ModelLibrary::ModelLibrary(SharedObject object, const std::string& path, const s
   using DeviceEntryPoint = const specc_device* (*)();
   if (const auto entry = reinterpret_cast<DeviceEntryPoint>(object_.symbol("specc_model_device"))) device_ = entry();
   if (device_ == nullptr) return;
-  const std::string directory = path.substr(0, path.find_last_of('/') + 1);
-  if (device_->open(directory.c_str()) != 0) throw refused(path, "the device could not start").told(api_->error());
+  if (source.directory().empty()) {
+    throw Error(Code::ModelRefused, "an artifact for a device is loaded from a folder")
+        .where(path)
+        .cure("call specc_artifact_load with its path");
+  }
+  if (device_->open(source.directory().c_str()) != 0) throw refused(path, "the device could not start").told(api_->error());
 }
 
 ModelLibrary::~ModelLibrary() {

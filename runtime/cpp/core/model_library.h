@@ -9,6 +9,7 @@
 
 #include "pool.h"
 #include "shared_object.h"
+#include "source.h"
 #include "specc_model.h"
 #include "turn.h"
 
@@ -19,7 +20,7 @@ class ModelLibrary {
   // Loading the same unchanged file twice gives the same object: the dynamic linker would hand out one library anyway,
   // and that can be attached to one pool only. `threads` counts for the first. A file that has taken the place of
   // another is a library of its own. Throws Error(ModelRefused).
-  static std::shared_ptr<ModelLibrary> open(const std::string& path, const std::string& isa, int32_t threads);
+  static std::shared_ptr<ModelLibrary> open(const Source& source, const std::string& isa, int32_t threads);
   ~ModelLibrary();
   ModelLibrary(const ModelLibrary&) = delete;
   ModelLibrary& operator=(const ModelLibrary&) = delete;
@@ -36,7 +37,7 @@ class ModelLibrary {
   TurnMutex& turn() { return turn_; }
 
  private:
-  ModelLibrary(SharedObject object, const std::string& path, const std::string& isa, int32_t threads);
+  ModelLibrary(SharedObject object, const Source& source, const std::string& isa, int32_t threads);
 
   SharedObject object_;  // first, so that the threads have ended when the library is closed
   const specc_model* api_ = nullptr;

@@ -121,11 +121,12 @@ uint32_t WeightTable::require(const std::string& name, const std::string& where)
   if (tensor == nullptr) {
     throw Error(Code::Binding, "the weight '" + name + "' is missing").where("functions." + where);
   }
-  if (tensor->bytes > 0 && tensor->offset % kWeightAlignment != 0) {
+  const auto address = reinterpret_cast<uintptr_t>(file_.data(*tensor));
+  if (tensor->bytes > 0 && address % kWeightAlignment != 0) {
     throw Error(Code::Binding, "the weight '" + name + "' is not aligned")
         .where("functions." + where)
-        .expected("an offset in the file that is a multiple of " + std::to_string(kWeightAlignment))
-        .found(std::to_string(tensor->offset));
+        .expected("an offset in the file, and a file in memory, at a multiple of " + std::to_string(kWeightAlignment))
+        .found("an offset of " + std::to_string(tensor->offset) + ", at address " + std::to_string(address));
   }
   views_.reserve(views_.size() + 1);  // so that a view, once made, is kept
   const Turn turn(library_.turn());

@@ -53,7 +53,7 @@ void refuse_overlap(const std::unordered_map<std::string, Safetensors::Tensor>& 
 
 }  // namespace
 
-Safetensors::Safetensors(const std::string& path) : file_(path) {
+Safetensors::Safetensors(MappedFile file, const std::string& path) : file_(std::move(file)) {
   const uint64_t length = header_length(file_, path);
   const std::string_view header(reinterpret_cast<const char*>(file_.data()) + kLengthBytes, length);
   const Json document = Json::parse(header, path);

@@ -21,7 +21,8 @@ class Safetensors {
   };
 
   Safetensors() = default;
-  explicit Safetensors(const std::string& path);  // throws Error(Code::File or Code::Damaged)
+  // `path`: how messages name it. Throws Error(Code::File or Code::Damaged).
+  Safetensors(MappedFile file, const std::string& path);
 
   const Tensor* find(const std::string& name) const;
   const void* data(const Tensor& tensor) const { return file_.data() + tensor.offset; }

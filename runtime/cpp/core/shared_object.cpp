@@ -4,6 +4,7 @@
 #include <cstring>
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -26,6 +27,28 @@ std::string spelt(int descriptor, uint64_t bits) {
   return path + std::to_string(descriptor);
 }
 
+// A file without a name that holds the bytes: the dynamic linker reads files alone.
+int anonymous_file(const std::string& name, const void* data, size_t size) {
+#if defined(__linux__)
+  const int number = ::memfd_create("specc-model", MFD_CLOEXEC);
+  if (number < 0) throw not_loaded(name, std::strerror(errno));
+  for (size_t done = 0; done < size;) {
+    const ssize_t written = ::write(number, static_cast<const char*>(data) + done, size - done);
+    if (written < 0 && errno == EINTR) continue;
+    if (written <= 0) {
+      const int reason = errno;
+      ::close(number);
+      throw not_loaded(name, std::strerror(reason));
+    }
+    done += static_cast<size_t>(written);
+  }
+  return number;
+#else
+  (void)data, (void)size;
+  throw not_loaded(name, "this system loads code from files alone: link it with the program (specc_source.model)");
+#endif
+}
+
 }  // namespace
 
 uint64_t FileIdentity::hash() const {
@@ -45,7 +68,20 @@ SharedObject::Descriptor::~Descriptor() {
 void SharedObject::Close::operator()(void* handle) const { dlclose(handle); }
 
 SharedObject::SharedObject(std::string path)
-    : path_(std::move(path)), file_(::open(path_.c_str(), O_RDONLY | O_CLOEXEC)) {
+    : SharedObject(path, Descriptor(::open(path.c_str(), O_RDONLY | O_CLOEXEC))) {}
+
+SharedObject::SharedObject(std::string name, const void* data, size_t size)
+    : SharedObject(name, Descriptor(anonymous_file(name, data, size))) {}
+
+SharedObject SharedObject::linked(void* entry) {
+  SharedObject object;
+  object.path_ = "code linked with the program";
+  object.entry_ = entry;
+  object.identity_.inode = reinterpret_cast<uintptr_t>(entry);  // on device 0, which no file is on
+  return object;
+}
+
+SharedObject::SharedObject(std::string path, Descriptor file) : path_(std::move(path)), file_(std::move(file)) {
   struct stat about {};
   if (file_.number() < 0 || ::fstat(file_.number(), &about) != 0) throw not_loaded(path_, std::strerror(errno));
 #if defined(__APPLE__)
@@ -61,12 +97,16 @@ SharedObject::SharedObject(std::string path)
 }
 
 void SharedObject::load() {
+  if (entry_ != nullptr) return;
   const std::string unique = spelt(file_.number(), identity_.hash());
   const bool named = ::access(unique.c_str(), R_OK) == 0;  // else there is no /proc: not Linux
   handle_.reset(dlopen(named ? unique.c_str() : path_.c_str(), RTLD_NOW | RTLD_LOCAL));
   if (handle_ == nullptr) throw not_loaded(path_, dlerror());
 }
 
-void* SharedObject::symbol(const char* name) const { return dlsym(handle_.get(), name); }
+void* SharedObject::symbol(const char* name) const {
+  if (entry_ != nullptr) return std::strcmp(name, "specc_model_entry") == 0 ? entry_ : nullptr;
+  return dlsym(handle_.get(), name);
+}
 
 }  // namespace specc

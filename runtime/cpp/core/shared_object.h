@@ -1,4 +1,4 @@
-// A shared library loaded from one very file, whatever had its name before.
+// A shared library loaded from one very file, whatever had its name before; or code that the program was linked with.
 #pragma once
 
 #include <cstdint>
@@ -30,6 +30,9 @@ struct FileIdentity {
 class SharedObject {
  public:
   explicit SharedObject(std::string path);  // opens the file, loads nothing. Throws Error(ModelRefused)
+  // From memory, through an anonymous file: every one is a library of its own. Throws Error(ModelRefused).
+  SharedObject(std::string name, const void* data, size_t size);
+  static SharedObject linked(void* entry);  // specc_model_entry, and no other symbol
   void load();                              // throws Error(ModelRefused)
 
   const FileIdentity& identity() const { return identity_; }
@@ -38,7 +41,7 @@ class SharedObject {
  private:
   class Descriptor {
    public:
-    explicit Descriptor(int number) : number_(number) {}
+    explicit Descriptor(int number = -1) : number_(number) {}
     Descriptor(Descriptor&& other) noexcept : number_(other.number_) { other.number_ = -1; }
     ~Descriptor();
     int number() const { return number_; }
@@ -46,6 +49,9 @@ class SharedObject {
    private:
     int number_;
   };
+  SharedObject() = default;
+  SharedObject(std::string path, Descriptor file);
+
   struct Close {
     void operator()(void* handle) const;
   };
@@ -54,6 +60,7 @@ class SharedObject {
   Descriptor file_;
   FileIdentity identity_;
   std::unique_ptr<void, Close> handle_;
+  void* entry_ = nullptr;  // of linked code
 };
 
 }  // namespace specc

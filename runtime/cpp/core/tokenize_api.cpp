@@ -16,14 +16,17 @@ const Tokenizer& tokenizer_of(const Artifact& artifact) {
   auto& lazy = artifact.tokenizer();
   const std::lock_guard<std::mutex> guard(lazy.mutex);
   if (lazy.loaded == nullptr) {
-    const std::string path = artifact.directory() + "/tokenizer.bin";
-    if (!regular_file_size(path)) {
+    constexpr char kFile[] = "tokenizer.bin";
+    const std::string path = artifact.source().name(kFile);
+    if (!artifact.source().size(kFile)) {
       throw Error(Code::NoTokenizer, "the artifact has no tokenizer")
           .where(path)
           .cure("pass token ids, or compile from a folder with tokenizer.json");
     }
     try {
-      lazy.loaded = std::shared_ptr<const Tokenizer>(Tokenizer::load(path));
+      const MappedFile file = artifact.source().map(kFile);
+      const std::string_view bytes(reinterpret_cast<const char*>(file.data()), file.size());
+      lazy.loaded = std::shared_ptr<const Tokenizer>(Tokenizer::load(bytes));
     } catch (const std::runtime_error& error) {
       throw Error(Code::Damaged, "the tokenizer's tables are damaged").where(path).found(error.what());
     }

@@ -110,17 +110,10 @@ void Reader::finish() const {
   if (at_ != size_) damaged("a section is too long");
 }
 
-File::File(const std::string& path) {
-  std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "rb"), std::fclose);
-  if (!file) throw std::runtime_error("cannot open " + path);
-  if (std::fseek(file.get(), 0, SEEK_END) != 0) throw std::runtime_error("cannot read " + path);
-  const long size = std::ftell(file.get());
-  if (size < 0) throw std::runtime_error("cannot read " + path);
-  size_ = static_cast<size_t>(size);
+File::File(std::string_view content) : size_(content.size()) {
   if (size_ < kHeader || size_ % 8 != 0) damaged("its size is wrong");
-  std::rewind(file.get());
   words_.resize(size_ / 8);
-  if (std::fread(words_.data(), 1, size_, file.get()) != size_) damaged("it ends early");
+  std::memcpy(words_.data(), content.data(), size_);
 
   const auto* bytes = reinterpret_cast<const uint8_t*>(words_.data());
   if (std::memcmp(bytes, "SPECCTOK", 8) != 0) damaged("it is not a tokenizer");

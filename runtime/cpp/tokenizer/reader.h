@@ -45,10 +45,10 @@ class Reader {
   size_t at_ = 0;
 };
 
-// The whole file in memory, its header checked.
+// The whole file, copied to where its elements are aligned, its header checked.
 class File {
  public:
-  explicit File(const std::string& path);
+  explicit File(std::string_view content);
   Reader section(const char* name) const;
 
  private:

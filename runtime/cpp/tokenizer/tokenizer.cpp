@@ -29,8 +29,8 @@ struct Template {
 }  // namespace
 
 struct Tokenizer::Parts {
-  explicit Parts(const std::string& path)
-      : file(path),
+  explicit Parts(std::string_view bytes)
+      : file(bytes),
         shared(file),
         vocabulary(file.section("TOKN")),
         added(file.section("ADDT"), shared.sets, vocabulary),
@@ -76,8 +76,8 @@ void Tokenizer::Parts::encode_stretch(std::string text, bool at_origin, bool par
 Tokenizer::Tokenizer(std::unique_ptr<Parts> parts) : parts_(std::move(parts)) {}
 Tokenizer::~Tokenizer() = default;
 
-std::unique_ptr<Tokenizer> Tokenizer::load(const std::string& path) {
-  return std::unique_ptr<Tokenizer>(new Tokenizer(std::make_unique<Parts>(path)));
+std::unique_ptr<Tokenizer> Tokenizer::load(std::string_view file) {
+  return std::unique_ptr<Tokenizer>(new Tokenizer(std::make_unique<Parts>(file)));
 }
 
 std::vector<int64_t> Tokenizer::encode(std::string_view bytes, bool add_special, bool parse_special) const {

@@ -13,8 +13,8 @@ namespace specc {
 // Immutable after load: any number of threads may encode and decode at once.
 class Tokenizer {
  public:
-  // Throws std::runtime_error if the file cannot be read, is damaged, or is of another version.
-  static std::unique_ptr<Tokenizer> load(const std::string& path);
+  // `file`: what tokenizer.bin holds. Throws std::runtime_error if it is damaged, or of another version.
+  static std::unique_ptr<Tokenizer> load(std::string_view file);
   ~Tokenizer();
 
   // Bytes that are not UTF-8 become U+FFFD, one for each maximal wrong part, as Python's errors="replace" does.

@@ -145,10 +145,10 @@ void a_growing_text_takes_its_state_along(const std::shared_ptr<specc::Artifact>
 
 void arena_test(const std::string& folder) {
   for (const std::string kind : {"model", "tap", "short"}) {
-    const auto artifact = specc::Artifact::load(folder + "/" + kind, 1);
+    const auto artifact = specc::Artifact::load(specc::Source::folder(folder + "/" + kind), 1);
     writes_beside_a_buffer_are_found(*artifact);
     who_leaves_a_zone_is_stopped(*artifact);
     a_session_stops(artifact);
   }
-  a_growing_text_takes_its_state_along(specc::Artifact::load(folder + "/short", 1));
+  a_growing_text_takes_its_state_along(specc::Artifact::load(specc::Source::folder(folder + "/short"), 1));
 }

@@ -26,7 +26,7 @@ void play(Session& session, int tokens) {
 // Each second belongs to prefill or to decoding, never to both; and to decoding where the prompt is not the reason.
 void seconds_are_counted_once(const std::string& folder) {
   for (const std::string kind : {"model", "pairs"}) {
-    Session session(specc::Artifact::load(folder + "/" + kind, 1));
+    Session session(specc::Artifact::load(specc::Source::folder(folder + "/" + kind), 1));
     append(session, 0);
     const auto play_one = [&] {
       const double before = session.stats().prefill_s + session.stats().decode_s;
@@ -48,7 +48,7 @@ void seconds_are_counted_once(const std::string& folder) {
 }
 
 void sessions_share_what_rounds_cost(const std::string& folder) {
-  const auto artifact = specc::Artifact::load(folder + "/model", 1);
+  const auto artifact = specc::Artifact::load(specc::Source::folder(folder + "/model"), 1);
   CHECK_EQ(artifact->round_costs().seconds(2), 0.0);
   Session session(artifact);
   append(session, 2);
@@ -61,7 +61,7 @@ constexpr double kLong = 0.05;  // seconds, far beyond any round here
 
 // What a length costs is its round and its drafts, however long others kept the library busy.
 void waiting_is_no_cost(const std::string& folder) {
-  const auto artifact = specc::Artifact::load(folder + "/model", 1);
+  const auto artifact = specc::Artifact::load(specc::Source::folder(folder + "/model"), 1);
   Session session(artifact);
   append(session, 2);
   play(session, 1);
@@ -80,7 +80,7 @@ void waiting_is_no_cost(const std::string& folder) {
 }
 
 void drafting_on_the_host_is_a_cost(const std::string& folder) {
-  const auto artifact = specc::Artifact::load(folder + "/ngram", 1);
+  const auto artifact = specc::Artifact::load(specc::Source::folder(folder + "/ngram"), 1);
   Session session(artifact);
   size_t found = 2;
   const auto slow = [](void* user, const int64_t*, size_t, size_t, int64_t* draft) {

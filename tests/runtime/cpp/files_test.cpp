@@ -36,14 +36,14 @@ void files_test(const std::string& folder) {
   const std::string path = folder + "/w.safetensors";
   const auto code = [&](const std::string& bytes) {
     write(path, bytes);
-    return code_thrown([&] { Safetensors file(path); });
+    return code_thrown([&] { Safetensors file(MappedFile(path), path); });
   };
   const std::string header =
       R"({"__metadata__":{"k":"v"},"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},)"
       R"("b":{"dtype":"I64","shape":[],"data_offsets":[8,16]}})";
   const std::string good = with_header(header, std::string("\0\0\x80\x3f\0\0\0\x40", 8) + std::string(8, '\1'));
   CHECK_EQ(code(good), 0);
-  const Safetensors file(path);
+  const Safetensors file(MappedFile(path), path);
   CHECK_EQ(file.count(), 2u);
   CHECK(file.find("c") == nullptr);
   CHECK_EQ(static_cast<const float*>(file.data(*file.find("a")))[0], 1.0f);
@@ -70,6 +70,6 @@ void files_test(const std::string& folder) {
   CHECK(code(with_header(overlapping, std::string(16, '\0'))) != 0);
   CHECK(code(std::string(8, '\xFF') + "{}") != 0);
   CHECK(code(with_header("[]", "")) != 0);
-  CHECK_EQ(code_thrown([&] { Safetensors(folder + "/absent"); }), 505);
-  CHECK_EQ(code_thrown([&] { Safetensors(folder.c_str()); }), 505);
+  CHECK_EQ(code_thrown([&] { MappedFile(folder + "/absent"); }), 505);
+  CHECK_EQ(code_thrown([&] { MappedFile(folder.c_str()); }), 505);
 }

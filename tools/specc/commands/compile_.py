@@ -44,6 +44,7 @@ def main(
     device: Annotated[str, _GROUPED["target"]] = "cpu",
     backend: Annotated[str, _GROUPED["target"]] = "inductor",
     isa: Annotated[Isa, _GROUPED["target"]] = "native",
+    static: Annotated[Switch, _GROUPED["target"]] = False,
     opset: Annotated[int, _GROUPED["target"]] = 0,
     graph_dtype: Annotated[str, _GROUPED["target"]] = "f32",
     kv_shards: Annotated[str | None, _GROUPED["target"]] = None,
@@ -90,6 +91,7 @@ def main(
         backend: Who generates the code: inductor; tvm: TVM's Relax and kernels in TIR; or reference: plain torch, slow,
             to find whose fault is a fault.
         isa: CPU instructions that the code may use; native takes this machine's.
+        static: Write lib/libspecc.a and lib/libmodel.a too, to link an app that loads no code at run time.
         opset: Of ONNX models, 11 to 18; left out, 15.
         graph_dtype: Of products in ONNX models, f32 or f16; norms, softmax and logits stay f32.
         kv_shards: Devices that the target's caches lie on, as in 4: each holds some heads of keys, or rows:4 some
@@ -114,10 +116,10 @@ def main(
         model, method=method, drafter=drafter, num_speculative_tokens=num_speculative_tokens,
         tree=tree, draft_layers=draft_layers, depths=depths, draft_vocab_size=draft_vocab_size,
         host_drafter=host_drafter,
-        drafter_options=drafter_options, calibration=calibration, device=device, backend=backend, isa=isa, opset=opset,
-        graph_dtype=graph_dtype, kv_shards=kv_shards, link_gbps=link_gbps, quant=quant,
-        quant_rounding=quant_rounding, kv_cache_dtype=kv_cache_dtype, kv_arena=kv_arena, max_model_len=max_model_len,
-        prefill_chunk=prefill_chunk,
+        drafter_options=drafter_options, calibration=calibration, device=device, backend=backend,
+        isa=isa, static=static, opset=opset, graph_dtype=graph_dtype, kv_shards=kv_shards, link_gbps=link_gbps,
+        quant=quant, quant_rounding=quant_rounding, kv_cache_dtype=kv_cache_dtype, kv_arena=kv_arena,
+        max_model_len=max_model_len, prefill_chunk=prefill_chunk,
         output=artifact, force=force,
     )  # fmt: skip
     check_output(request)
@@ -162,6 +164,7 @@ def request_of(
     device: str,
     backend: str,
     isa: Isa,
+    static: bool,
     opset: int,
     graph_dtype: str,
     kv_shards: str | None,
@@ -177,7 +180,7 @@ def request_of(
 ) -> CompileRequest:
     """The request, or a UsageError."""
     request = CompileRequest(
-        model=model, method=method, drafter=drafter, device=device, backend=backend, isa=isa,
+        model=model, method=method, drafter=drafter, device=device, backend=backend, isa=isa, static=static,
         opset=opset, graph_dtype=graph_dtype, link_gbps=link_gbps, quant=quant, quant_rounding=quant_rounding,
         kv_shards=None if kv_shards is None else flags.shards("--kv-shards", kv_shards), kv_cache_dtype=kv_cache_dtype,
         kv_arena=kv_arena, max_model_len=max_model_len, prefill_chunk=prefill_chunk, output=output,

@@ -110,7 +110,7 @@ def main(
     request = request_of(
         model, method=method, drafter=drafter, num_speculative_tokens=num_speculative_tokens,
         tree=tree, draft_layers=draft_layers, depths=depths, drafter_options=drafter_options,
-        calibration=calibration, device=device, backend="inductor", isa="native", opset=0,
+        calibration=calibration, device=device, backend="inductor", isa="native", static=False, opset=0,
         graph_dtype="f32", kv_shards=kv_shards, link_gbps=0,
         quant=quant, quant_rounding=quant_rounding, kv_cache_dtype=kv_cache_dtype, kv_arena=kv_arena,
         draft_vocab_size=draft_vocab_size, host_drafter=host_drafter,
