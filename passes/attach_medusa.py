@@ -67,7 +67,8 @@ class AttachMedusa(Pass):
         medusa = given(self.drafter).spec.medusa
         assert medusa is not None
         features = read_features(program)
-        heads = shared([_head(program, medusa, i) for i in range(max(ks))])
+        width = int(program.state[FEATURES].type.shape[-1])
+        heads = shared([medusa_head(program, medusa, i, width) for i in range(max(ks))])
         contract = replace(program.contract, min_length=1, tree=self.tree)
         leaves = {leaf.function.name: leaf.function for leaf in (features, *heads)}
         known = program.weights.added(tree_weights(self.tree, ks))
@@ -95,10 +96,9 @@ def _propose(program: SpeculativeProgram, features: Leaf, heads: list[Leaf], k: 
     return proposal.end()
 
 
-def _head(program: SpeculativeProgram, medusa: Medusa, number: int) -> Leaf:
-    """Leaf: hidden states [T, H] -> logits [T, V] of head `number`."""
+def medusa_head(program: SpeculativeProgram, medusa: Medusa, number: int, width: int) -> Leaf:
+    """Leaf: hidden states [T, H], H = `width` -> logits [T, V] of head `number`."""
     writer = LeafWriter(program, f"{PREFIX}head.{number}", "head")
-    width = program.state[FEATURES].type.shape[-1]
     x = writer.value("x", "f32", "T", width)
     for block in range(medusa.blocks):
         y = writer.linear(x, f"{PREFIX}heads.{number}.blocks.{block}")

@@ -8,8 +8,8 @@ what was written is a result of the function, so that no pass can take the write
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
 
 from torch import fx
 from tvm import IRModule, relax, tirx
@@ -49,9 +49,11 @@ def dtype_of(name: str) -> str:
 class Converter:
     """A leaf in the making. T is one symbolic dimension; all else are numbers."""
 
-    def __init__(self, function: Function) -> None:
+    conversions: ClassVar[Mapping[Any, Conversion]] = CONVERSIONS
+
+    def __init__(self, function: Function, builder: Any = None) -> None:
         self.function = function
-        self.builder = relax.BlockBuilder()
+        self.builder = builder or relax.BlockBuilder()
         self.rows = tirx.Var("T", "int64")
         self.values: dict[fx.Node, Any] = {}
         self.bundles: dict[fx.Node, list[Any]] = {}
@@ -64,19 +66,24 @@ class Converter:
         for node in self.function.inputs:
             self.values[node] = relax.Var(node.name, self.type(type_of(node)))
             parameters.append(self.values[node])
+        self.define(LEAF, parameters)
+        return self.builder.get()
+
+    def define(self, name: str, parameters: Sequence[Any]) -> Any:
+        """Add the function, whose `parameters` are among `values`, to the module: the variable that names it."""
         refused: Exception | None = None
         results: list[Any] = []
-        with self.builder.function(LEAF, parameters):
+        with self.builder.function(name, list(parameters)):
             with self.builder.dataflow():
                 try:
                     results = self._results()
                 except Exception as error:
                     refused = error  # TVM complains of a function that is not ended
                 given = self.builder.emit_output(relax.Tuple(results))
-            self.builder.emit_func_output(given)
+            made = self.builder.emit_func_output(given)
         if refused is not None:
             raise refused
-        return self.builder.get()
+        return made
 
     def _results(self) -> list[Any]:
         for node in self.function.graph.nodes:
@@ -90,7 +97,7 @@ class Converter:
             source, index = node.args
             self.values[node] = self.bundles[source][index]  # type: ignore[index]
             return
-        conversion = CONVERSIONS.get(node.target)
+        conversion = self.conversions.get(node.target)
         if conversion is None:
             raise self.refuse(f"there is no TVM form of {node.target}")
         result = conversion(self, node)

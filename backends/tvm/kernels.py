@@ -82,7 +82,7 @@ def lowered(function: Function, isa: str) -> Kernels:
     Raises BackendError: SPECC-E0441 for an operation without a form, E0442 where TVM fails, E0443 for a lost write.
     """
     try:
-        function = _typed(function)
+        function = typed(function)
         with target(isa):
             module = _PASSES(Converter(function).module())
         return _Walk(function, module).kernels()
@@ -92,7 +92,7 @@ def lowered(function: Function, isa: str) -> Kernels:
         raise _failed(function.name, error) from error
 
 
-def _typed(function: Function) -> Function:
+def typed(function: Function) -> Function:
     """`function` with the type of every value: a pass that makes sizes numbers leaves those of values as they were."""
     graph, _ = copy_graph(function.graph)
     infer_types(graph, function.name)
@@ -212,7 +212,7 @@ class _Walk:
         named = {}
         for name, function in found.items():
             symbol = self.prefix + name
-            named[symbol] = _inlined(function).with_attr("global_symbol", symbol)
+            named[symbol] = inlined(function).with_attr("global_symbol", symbol)
         return tvm.IRModule(named)
 
 
@@ -231,7 +231,7 @@ def _types(type_: Any) -> list[Any]:
     return list(type_.fields) if isinstance(type_, relax.TupleType) else [type_]
 
 
-def _inlined(function: Any) -> Any:
+def inlined(function: Any) -> Any:
     """A fused kernel whose intermediate values are computed where they are used, not stored."""
     if function.attrs.get(templates.OWN, False):
         return function

@@ -58,6 +58,8 @@ CHANGES: dict[str, tuple[Any, str]] = {
     "kv_arena": ("30:70@1.2G", "draft_model"),
     "max_model_len": (77, "ngram"),
     "prefill_chunk": (16, "ngram"),
+    "format": ("mlc", "draft_model"),
+    "mlc_target": ("android", "draft_model"),
     "force": (True, "ngram"),
 }
 
@@ -89,6 +91,8 @@ def test_every_flag_changes_the_request(flag: str) -> None:
         base["device"] = "onnx"
     if flag == "link_gbps":
         base["kv_shards"] = "2"
+    if flag == "mlc_target":
+        base["format"] = "mlc"
     changed, before = request(**{**base, flag: value}), request(**base)
     assert getattr(changed, flag) != getattr(before, flag)
     assert changed != before

@@ -41,6 +41,14 @@ def conflict(what: str, cure: str, *, expected: str = "", found: str = "") -> Us
     return UsageError("SPECC-E0104", what, expected=expected, found=found, cure=cure)
 
 
+def refused_by_mlc(what: str, *, expected: str = "", found: str = "") -> UsageError:
+    """The error for what an MLC engine cannot do, with the way through specc's own library."""
+    return UsageError(
+        "SPECC-E0114", what, expected=expected, found=found,
+        cure="leave out --format: specc's own library, which an app links by its C ABI, can (--backend tvm)",
+    )  # fmt: skip
+
+
 def integers(flag: str, text: str, least: int, most: int) -> tuple[int, ...]:
     """`0,2,4` as numbers within the bounds."""
     expected = f"numbers from {least} to {most} with commas between"

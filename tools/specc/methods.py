@@ -52,7 +52,7 @@ def pipeline_for(request: CompileRequest, imported: ImportedModel, progress: Pro
     assert request.max_model_len is not None
     shape = Shape(
         tuple(sorted({0, *draft_lengths(request)})), request.max_model_len, request.prefill_chunk,
-        kv_cache_dtype=_caches(request), weights=_weights(request), draft_ids=_draft_ids(request, imported),
+        kv_cache_dtype=_caches(request), weights=weights_of(request), draft_ids=_draft_ids(request, imported),
         host_drafter=request.host_drafter,
         host_options=request.drafter_options if request.host_drafter else {},
     )  # fmt: skip
@@ -77,7 +77,7 @@ def _caches(request: CompileRequest) -> str:
     return request.graph_dtype if (asked, request.graph_dtype) == ("auto", "f16") else asked
 
 
-def _weights(request: CompileRequest) -> QuantiseWeights | None:
+def weights_of(request: CompileRequest) -> QuantiseWeights | None:
     """How `--quant` stores weights. An embedding and a head matter more than their size: int4 leaves them 8 bits."""
     layers, ends = {"int8": ("q8g32", "q8g32"), "int4": ("q4mg32", "q8g32")}.get(
         request.quant, (request.quant, request.quant)

@@ -33,6 +33,15 @@ CUDA_ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100")
 """Of data centres and workstations since Ampere: what Triton writes code for and `backends/cuda/fakes.py` describes."""
 
 TVM, REFERENCE = "tvm", "reference"
+FORMATS = ("specc", "mlc")
+MLC = "mlc"
+MLC_METHODS = ("none", "draft_model", "eagle", "medusa")
+"""What MLC's engine has a speculative_mode for."""
+
+MLC_TARGETS = ("host", "iphone", "android")
+MLC_K = 4
+"""K where the user names none: MLC plays one, always."""
+
 TVM_QUANTS = ("none", "bf16")
 """Forms of weights that the tvm backend multiplies."""
 
@@ -78,6 +87,8 @@ class CompileRequest:
     host_drafter: str | None = None
     depths: tuple[int, ...] | None = None
     drafter_options: Mapping[str, float] = field(default_factory=dict)
+    format: str = "specc"
+    mlc_target: str = "host"
     force: bool = False
 
 
@@ -143,6 +154,7 @@ def check_request(request: CompileRequest) -> None:
     flags.one_of("--quant-rounding", request.quant_rounding, ROUNDINGS)
     flags.one_of("--kv-cache-dtype", request.kv_cache_dtype, KV_CACHE_DTYPES)
     flags.arena("--kv-arena", request.kv_arena)
+    _check_format(request)
     _check_device(request)
     _check_shards(request)
     if request.quant_rounding != "nearest" and request.quant in ("none", "keep", "bf16"):
@@ -193,6 +205,68 @@ def _check_tree(request: CompileRequest) -> None:
         raise flags.conflict(
             f"--num-speculative-tokens {longest} is more than the {most} nodes of --tree", "choose a larger --tree"
         )  # fmt: skip
+
+
+def _check_format(request: CompileRequest) -> None:
+    """What MLC's engine cannot play is refused by name; see docs/mlc.md."""
+    flags.one_of("--format", request.format, FORMATS)
+    flags.one_of("--mlc-target", request.mlc_target, MLC_TARGETS)
+    if request.format != MLC:
+        if request.mlc_target != "host":
+            raise flags.conflict(
+                f"--mlc-target has no meaning for --format {request.format}", "add --format mlc"
+            )
+        return
+    expected = f"--method {', '.join(MLC_METHODS)}"
+    if request.method == AUTO:
+        raise flags.conflict(
+            "--format mlc measures nothing: it is MLC's engine that plays", "name one with --method", expected=expected
+        )  # fmt: skip
+    if request.method not in MLC_METHODS:
+        raise flags.refused_by_mlc(
+            f"MLC's engine cannot express --method {request.method}", expected=expected,
+            found=_NOT_IN_MLC[request.method],
+        )  # fmt: skip
+    given = {
+        "--device": request.device != "cpu", "--backend": request.backend not in ("inductor", TVM),
+        "--tree": request.tree is not None, "--host-drafter": request.host_drafter is not None,
+        "--drafter-options": bool(request.drafter_options), "--quant": request.quant not in TVM_QUANTS,
+        "--kv-cache-dtype": request.kv_cache_dtype not in ("auto", "f32"), "--kv-arena": request.kv_arena != "auto",
+        "--draft-vocab-size": request.draft_vocab_size > 0, "--static": request.static,
+        "--isa": request.isa != "native" and request.mlc_target != "host",
+    }  # fmt: skip
+    for flag, there in given.items():
+        if there:
+            raise flags.refused_by_mlc(
+                f"{flag} has no meaning for --format mlc", expected=f"no {flag}"
+            )
+    _check_mlc_length(request)
+
+
+def _check_mlc_length(request: CompileRequest) -> None:
+    drafts = [k for k in request.num_speculative_tokens or (MLC_K,) if k]
+    if request.method == "none":
+        return
+    if len(drafts) > 1:
+        raise flags.bad_value(
+            "--num-speculative-tokens", "one number: MLC plays one spec_draft_length",
+            ",".join(map(str, drafts)),
+        )  # fmt: skip
+    if request.prefill_chunk <= max(drafts, default=0):
+        raise flags.bad_value(
+            "--prefill-chunk", f"{max(drafts) + 1} or more: MLC's engine waits for ever where a round has more rows",
+            request.prefill_chunk,
+        )  # fmt: skip
+
+
+_NOT_IN_MLC = {
+    **dict.fromkeys(("ngram", "suffix"), "its drafts come from models alone"),
+    **dict.fromkeys(("dflash", "dspark"), "it drafts one token a step, and these a block"),
+    **dict.fromkeys(("layerskip", "eagle:adaptive"), "its drafter cannot share the target's layers and caches"),
+    "eagle3": "it passes on one hidden state of the target's width, and EAGLE-3 reads three",
+    "mtp": "its eagle mode passes on one stream, and an MTP layer reads two",
+}  # fmt: skip
+"""Why."""
 
 
 def _check_host_drafter(request: CompileRequest) -> None:
@@ -369,7 +443,10 @@ def _check_lengths(request: CompileRequest) -> None:
 
 def check_output(request: CompileRequest) -> None:
     """Raise UsageError if the artifact could not be put where it is asked for."""
-    check_folder(request.output, "manifest.json", "an artifact", force=request.force)
+    if request.format == MLC:
+        check_folder(request.output, "engine.json", "a folder for MLC", force=request.force)
+    else:
+        check_folder(request.output, "manifest.json", "an artifact", force=request.force)
 
 
 def check_folder(output: Path, mark: str, what: str, *, force: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, is_dataclass
+from json import loads
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,7 +15,7 @@ from specc.flags import Isa, Json, Switch
 from specc.output import EXIT_OK, EXIT_UNFINISHED, emit, say
 from specc.progress import JsonProgress, TerminalProgress, human_bytes
 from specc.recipe import Recipe
-from specc.request import ASCEND, MOST_DRAFTS, CompileRequest, check_output, check_request
+from specc.request import ASCEND, MLC, MOST_DRAFTS, CompileRequest, check_output, check_request
 from specc.runtime import Manifest
 
 _METHOD = Group.create_ordered("Method")
@@ -56,6 +57,8 @@ def main(
     max_model_len: Annotated[int | None, _GROUPED["target"]] = None,
     prefill_chunk: Annotated[int, _GROUPED["target"]] = 64,
     artifact: Annotated[Path, Parameter(name=["--output", "-o"], group=_OUTPUT)],
+    format: Annotated[str, _GROUPED["output"]] = "specc",
+    mlc_target: Annotated[str, _GROUPED["output"]] = "host",
     force: Annotated[Switch, _GROUPED["output"]] = False,
     no_cache: Annotated[Switch, _GROUPED["output"]] = False,
     recipe: Annotated[Recipe, _GROUPED["output"]] = None,
@@ -106,6 +109,9 @@ def main(
         max_model_len: Most tokens of a text; left out, it follows from the model.
         prefill_chunk: Prompt tokens of one call, 1 to 512.
         artifact: Directory to write. Nothing is left there if compiling fails.
+        format: specc; or mlc: model folders, libraries and engine.json for MLC's engine and apps, through TVM.
+        mlc_target: Where --format mlc runs: host, a .so for this machine; iphone or android, static libraries of
+            arm64 CPU code for system://.
         force: Replace an artifact that is there.
         no_cache: Compile everything anew, and keep nothing.
         recipe: TOML file with flags for this verb; what the command line says comes first.
@@ -120,10 +126,12 @@ def main(
         isa=isa, static=static, opset=opset, graph_dtype=graph_dtype, kv_shards=kv_shards, link_gbps=link_gbps,
         quant=quant, quant_rounding=quant_rounding, kv_cache_dtype=kv_cache_dtype, kv_arena=kv_arena,
         max_model_len=max_model_len, prefill_chunk=prefill_chunk,
-        output=artifact, force=force,
+        output=artifact, format=format, mlc_target=mlc_target, force=force,
     )  # fmt: skip
     check_output(request)
     progress = JsonProgress() if json else TerminalProgress()
+    if request.format == MLC:
+        return _for_mlc(request, progress, json=json)
     if no_cache:
         from specc.driver import compile_model
 
@@ -145,6 +153,32 @@ def main(
             "nothing of this has been verified on an NPU"
         )
         return EXIT_UNFINISHED
+    return EXIT_OK
+
+
+def _for_mlc(
+    request: CompileRequest, progress: JsonProgress | TerminalProgress, *, json: bool
+) -> int:
+    from specc.mlc import compile_folder  # imports torch
+
+    report = compile_folder(request, progress)
+    engine = loads((request.output / "engine.json").read_text())
+    if json:
+        emit(
+            {
+                "artifact": str(request.output),
+                "format": MLC,
+                "engine": engine,
+                "report": _plain(report),
+            }
+        )
+        return EXIT_OK
+    for line in report.why:
+        say(line)
+    mode, size = engine["speculative_mode"], human_bytes(report.bytes)
+    print(
+        f"{request.output}: for MLC on {request.mlc_target}, speculative_mode {mode}, {size}; see README.md there"
+    )
     return EXIT_OK
 
 
@@ -176,6 +210,8 @@ def request_of(
     max_model_len: int | None,
     prefill_chunk: int,
     output: Path,
+    format: str = "specc",
+    mlc_target: str = "host",
     force: bool,
 ) -> CompileRequest:
     """The request, or a UsageError."""
@@ -184,7 +220,7 @@ def request_of(
         opset=opset, graph_dtype=graph_dtype, link_gbps=link_gbps, quant=quant, quant_rounding=quant_rounding,
         kv_shards=None if kv_shards is None else flags.shards("--kv-shards", kv_shards), kv_cache_dtype=kv_cache_dtype,
         kv_arena=kv_arena, max_model_len=max_model_len, prefill_chunk=prefill_chunk, output=output,
-        calibration=calibration, force=force,
+        calibration=calibration, format=format, mlc_target=mlc_target, force=force,
         draft_vocab_size=draft_vocab_size, host_drafter=host_drafter,
         num_speculative_tokens=_draft_lengths(num_speculative_tokens),
         tree=None if tree is None else flags.tree("--tree", tree),

@@ -1,0 +1,1 @@
+"""Libraries and folders that an MLC engine loads."""
