@@ -358,6 +358,7 @@ def _check_cuda(request: CompileRequest) -> None:
         ("--graph-dtype", request.graph_dtype, ("f32",)),
         ("--opset", request.opset, (0,)),
         ("--static", request.static, (False,)),
+        ("--tree", request.tree, (None,)),
         ("--draft-vocab-size", request.draft_vocab_size, (0,)),
     ):
         if given not in usual:
