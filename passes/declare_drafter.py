@@ -17,8 +17,14 @@ HOST_OPTIONS: Mapping[str, Mapping[str, tuple[float, float, float]]] = {
         "max_tree_depth": (24, 2, 256), "max_spec_factor": (1.0, 0.1, 8.0),
         "min_token_prob": (0.1, 0.0, 1.0),
     },
+    "mtp:structure": {
+        "max_matches": (8, 1, 64), "max_window": (4096, 16, 1 << 20), "min_similarity": (0.0, -1.0, 1.0),
+    },
 }  # fmt: skip
-"""Host drafters: option -> default, least, most. Names as in vLLM's speculative configuration."""
+"""Host drafters: option -> default, least, most. Names as in vLLM's speculative configuration, where it has them."""
+
+BESIDE = ("ngram", "suffix")
+"""Those that see tokens alone, so that they may stand beside any drafter in the graph."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +60,7 @@ class DeclareDrafter(Pass):
                 "SPECC-E0359", f"there is no host drafter {self.kind}",
                 expected=", ".join(HOST_OPTIONS), cure="choose another --method",
             )  # fmt: skip
-        finds = self.beside in HOST_OPTIONS and self.beside != "none"
-        if self.beside is not None and (self.host or not finds):
+        if self.beside is not None and (self.host or self.beside not in BESIDE):
             raise PassError(
                 "SPECC-E0359", f"{self.beside} cannot stand beside {self.kind}",
                 expected="ngram or suffix beside a drafter in the graph",

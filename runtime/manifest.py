@@ -23,7 +23,7 @@ Dim = int | str
 """A number, or `"T"`: the rows of a call."""
 
 STATES = ("none", "target", "own")
-HOST_DRAFTERS = ("ngram", "suffix")
+HOST_DRAFTERS = ("ngram", "suffix", "mtp:structure")
 
 _MOST_BYTES = 32 << 20  # of manifest text; the engine draws the same line
 _MOST_TOKENS = 1 << 31

@@ -81,3 +81,21 @@ def test_laws_other_than_the_tokens_take_what_they_can(artifacts: dict[str, Path
         text, first = _made(artifacts["tree"], 8, temperature=0.01, acceptance_rule=rule)
         assert text == TEXT[4 : 4 + COUNT]
         assert (first > 0) == (rule == "rejection")
+
+
+def test_a_mask_is_asked_along_a_chain(artifacts: dict[str, Path]) -> None:
+    """Whose drafts the caller sees one after the other; the text stays."""
+    asked: list[int] = []
+
+    def everything(tokens: Any, drafts: Any, rows: Any) -> int:
+        asked.append(len(drafts))
+        for row in rows:
+            row[:] = b"\xff" * len(row)
+        return len(drafts)
+
+    with Artifact.load(artifacts["tree"]) as engine, engine.session() as session:
+        session.configure(ignore_eos=True, max_tokens=COUNT, num_speculative_tokens=8)
+        session.set_mask(everything)
+        session.append(PROMPT)
+        assert [session.next() for _ in range(COUNT)] == TEXT[4 : 4 + COUNT]
+    assert max(asked) == 8

@@ -76,7 +76,7 @@ def _walk(
     return nodes
 
 
-@settings(max_examples=10, deadline=None, derandomize=True)
+@settings(max_examples=7, deadline=None, derandomize=True)
 @given(
     shape=_shapes(),
     right=st.lists(st.booleans(), min_size=K, max_size=K),
@@ -131,7 +131,7 @@ def _prefilled(program: SpeculativeProgram, tokens: Sequence[int]) -> State:
     return state
 
 
-@settings(max_examples=6, deadline=None, derandomize=True)
+@settings(max_examples=4, deadline=None, derandomize=True)
 @given(shape=_shapes(), right=st.lists(st.booleans(), min_size=K, max_size=K))
 def test_pieces_leave_what_the_round_leaves(shape: list[int], right: list[bool]) -> None:
     """verify_K, a path that the host walks by itself, commit_K."""

@@ -130,7 +130,7 @@ def test_every_encoding_and_rounding_can_be_asked_for() -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_host_drafters_get_longer_drafts_by_default(method: str) -> None:
-    longest = 16 if method in ("ngram", "suffix") else 8
+    longest = 16 if method in ("ngram", "suffix", "mtp:structure") else 8
     assert max(draft_lengths(CompileRequest("m", Path("a"), method))) == longest
     asked = CompileRequest("m", Path("a"), method, num_speculative_tokens=(3,))
     assert draft_lengths(asked) == (3,)
@@ -240,6 +240,12 @@ def test_trees_of_host_drafters_say_which_k_there_are() -> None:
         ({"tree": "4", "backend": "tvm"}, "SPECC-E0104", "--backend tvm has no trees"),
         ({"tree": "4", "device": "onnx"}, "SPECC-E0104", "--device onnx has no trees"),
         ({"tree": "4", "method": "draft_model", "drafter": "d"}, "SPECC-E0104", "--tree has no meaning"),
+        ({"tree": "4", "device": "cuda:sm_90"}, "SPECC-E0104", "has no --tree 4 yet"),
+        ({"method": "mtp:structure", "device": "cuda:sm_90"}, "SPECC-E0104", "cannot run --method mtp:structure"),
+        ({"method": "mtp:structure", "backend": "tvm"}, "SPECC-E0104", "--backend tvm has no trees"),
+        ({"method": "mtp:structure", "device": "onnx"}, "SPECC-E0104", "cannot run --method mtp:structure"),
+        ({"method": "mtp:structure", "host_drafter": "suffix"}, "SPECC-E0104", "--host-drafter has no meaning"),
+        ({"method": "mtp:structure", "draft_vocab_size": 9}, "SPECC-E0104", "--draft-vocab-size has no meaning"),
     ],
 )  # fmt: skip
 def test_trees_that_no_host_drafter_gives_are_refused(

@@ -10,7 +10,8 @@ from specc.checks import WORKING
 from specc.trained import TRAINED
 
 HOST = "none, ngram, suffix"
-GRAPH = ("draft_model", "layerskip", "eagle:adaptive")
+STRUCTURE = "mtp:structure"
+GRAPH = (STRUCTURE, "draft_model", "layerskip", "eagle:adaptive")
 COLUMNS = (HOST, *GRAPH, *TRAINED)
 PROGRAM, NATIVE = "program", "native"
 
@@ -49,6 +50,9 @@ def page(root: Path) -> str:
     note(PROGRAM, ["llama"], _names(tests / "passes/test_trained_drafters.py", "DRAFTERS"))
     note(NATIVE, ["llama"], _names(tests / "backends/test_inductor.py", "METHODS"))
     note(NATIVE, ["llama"], _names(tests / "passes/knowing_drafters.py", "MAKERS"))
+
+    note(PROGRAM, _names(tests / "passes/test_keep_structure.py", "FAMILIES"), [STRUCTURE])
+    note(NATIVE, ["llama"], [STRUCTURE])  # tests/backends/test_structure.py
 
     gguf = _value(tests / "ir/importers/test_gguf.py", "ARCHITECTURES")
     assert isinstance(gguf, ast.Dict)

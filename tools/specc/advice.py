@@ -13,7 +13,7 @@ from typing import Any
 
 from specc import trained
 from specc.measurement import PLAIN, Measurements, expected_tokens
-from specc.request import GRAPH_METHODS, HOST_DRAFTERS, METHODS
+from specc.request import GRAPH_METHODS, METHODS, ON_HOST
 from specc.runtime import Manifest
 from specc.trained import DISTILLED, TRAINED
 
@@ -23,18 +23,19 @@ SCORES: Mapping[str, tuple[int, int, int, int]] = {
     "none": (1, 3, 5, 5), "ngram": (2, 3, 5, 5), "suffix": (3, 3, 5, 5), "draft_model": (3, 2, 3, 4),
     "layerskip": (2, 2, 4, 3), "eagle:adaptive": (2, 2, 3, 4), "eagle": (4, 3, 3, 3), "eagle3": (5, 4, 3, 3),
     "mtp": (5, 4, 5, 2), "medusa": (3, 4, 3, 3), "dflash": (4, 4, 3, 2), "dspark": (5, 5, 3, 2),
+    "mtp:structure": (2, 2, 4, 3),
 }  # fmt: skip
 """From 1 to 5 in each of DIMENSIONS: judgements, which is why a measurement beats them."""
 
 ASSUMED: Mapping[str, float] = {
     "ngram": 0.25, "suffix": 0.35, "draft_model": 0.6, "layerskip": 0.4, "eagle:adaptive": 0.1, "eagle": 0.6,
-    "eagle3": 0.7, "mtp": 0.7, "medusa": 0.5, "dflash": 0.65, "dspark": 0.7,
+    "eagle3": 0.7, "mtp": 0.7, "medusa": 0.5, "dflash": 0.65, "dspark": 0.7, "mtp:structure": 0.3,
 }  # fmt: skip
 """How often a draft is kept, each given those before it: an assumption, of the order that papers report."""
 
 DRAFT_COST: Mapping[str, float] = {
     "ngram": 0.0, "suffix": 0.0, "draft_model": 0.2, "layerskip": 0.4, "eagle:adaptive": 0.15, "eagle": 0.08,
-    "eagle3": 0.08, "mtp": 0.08, "medusa": 0.03, "dflash": 0.03, "dspark": 0.05,
+    "eagle3": 0.08, "mtp": 0.08, "medusa": 0.03, "dflash": 0.03, "dspark": 0.05, "mtp:structure": 0.01,
 }  # fmt: skip
 """What drafting a token costs, in steps of the target: one layer and a head of dozens of layers, say. Assumed too."""
 
@@ -161,7 +162,7 @@ def _by_drafter(model: str, method: str, judged: _Judged) -> None:
     if method not in TRAINED:
         if method == "draft_model":
             judged.add(-4, "needs a model of the same tokenizer, about a tenth of the size")
-        elif method in HOST_DRAFTERS:
+        elif method in ON_HOST:
             judged.add(0, "needs no drafter, and costs next to nothing where it finds nothing")
         return
     known = trained.public(model, method)
@@ -184,9 +185,9 @@ def _by_batch(batch: int, method: str, judged: _Judged) -> None:
         judged.add(2, "few texts at once: rows of a verify are nearly free")
     elif 8 <= batch < 32 and method in ("eagle3", "dflash"):
         judged.add(1, "several texts at once: one cheap draft pass each")
-    elif batch >= 32 and method in HOST_DRAFTERS:
+    elif batch >= 32 and method in ON_HOST:
         judged.add(1, "many texts at once: drafts that cost nothing")
-    if batch >= 32 and method not in HOST_DRAFTERS:
+    if batch >= 32 and method not in ON_HOST:
         judged.add(
             -2, f"with {batch} texts at once drafts compete with other texts for the machine"
         )
@@ -195,7 +196,7 @@ def _by_batch(batch: int, method: str, judged: _Judged) -> None:
 def _by_context(context: int, method: str, judged: _Judged) -> None:
     if context > 2048 and method in ("dflash", "dspark"):
         judged.add(2, f"contexts of {context}: a block is drafted in one pass over them")
-    elif context > 2048 and method in HOST_DRAFTERS:
+    elif context > 2048 and method in ON_HOST:
         judged.add(1, f"contexts of {context}: much to find drafts in")
     elif context <= 2048 and method in ("eagle", "eagle3"):
         judged.add(1, "short contexts: a layer with a cache of its own costs little")

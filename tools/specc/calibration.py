@@ -17,11 +17,15 @@ from specc.errors import UsageError
 from specc.ir import SpeculativeProgram
 from specc.ir.evaluate import evaluate, fresh_state, text_inputs
 from specc.passes.attach_adapter import Adapter
+from specc.passes.keep_structure import Basis, structure_leaf
 from specc.passes.prune_layers import PruneLayers
 from specc.passes.tap_hidden_states import TapHiddenStates
 
 LEAST_TOKENS = 64
 """Fewer say nothing about a draft."""
+
+COLUMNS = 256
+"""Of a position's vector for mtp:structure; in shorter texts the first 32 or 128 are compared (structure.cpp)."""
 
 RIDGE = 1e-3
 """Regularisation, as a share of the mean of the Gram matrix's diagonal."""
@@ -130,6 +134,15 @@ class Calibration:
             )  # fmt: skip
         return adapters
 
+    def structure_features(self) -> Tensor:
+        """f64[N, F]: the last layer's key, before its rotation, and value at each position."""
+        leaf, layer = structure_leaf(self.program, projected=False)
+        weights = [self.program.weights[name[1:]].load() for name in leaf.constants]
+        program = self.program.with_functions(leaf.function)
+        hidden = self._run[1][layer.layer]
+        (features,) = evaluate(program, leaf.function.name, [hidden, *weights], {})
+        return features.double()
+
     def _regression(self, depth: int) -> tuple[Tensor, Tensor]:
         """f64[N-1, 2H+1] what is known, f64[N-1, H] what is wanted."""
         hidden = self._run[1]
@@ -137,6 +150,22 @@ class Calibration:
         stream = hidden[self.program.model.num_layers - depth].double()
         ones = torch.ones(len(stream) - 1, 1, dtype=torch.float64)
         return torch.cat([embedded[1:], stream[:-1], ones], 1), stream[1:]
+
+
+def fit_structure(calibrations: Sequence[Calibration]) -> Basis:
+    """The directions in which features of the text differ most (PCA), each feature in its own units first.
+
+    Signs are those that make the largest coefficient positive, so that the same text always gives the same basis.
+    """
+    features = torch.cat([c.structure_features() for c in calibrations])
+    mean, scale = features.mean(0), features.std(0).clamp_min(1e-6)
+    standard = (features - mean) / scale
+    covariance = standard.T @ standard / len(standard)
+    columns = torch.linalg.eigh(covariance).eigenvectors.flip(1)[:, :COLUMNS]
+    largest = columns.gather(0, columns.abs().argmax(0, keepdim=True))
+    columns = columns * largest.sign()
+    weight = (columns / scale[:, None]).T
+    return Basis(weight.float().contiguous(), (-(weight @ mean)).float())
 
 
 def _over_rows(program: SpeculativeProgram, layers: tuple[int, ...]) -> SpeculativeProgram:

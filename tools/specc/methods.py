@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from specc import flags, trained
-from specc.calibration import LEAST_TOKENS, Calibration
+from specc.calibration import LEAST_TOKENS, Calibration, fit_structure
 from specc.errors import ModelError
 from specc.ir import DynamicTree, StaticTree, Tree
 from specc.ir.importers.source import ImportedModel, load_model
@@ -20,11 +20,14 @@ from specc.passes.plan_arena import PlanArena
 from specc.passes.quantise_weights import QuantiseWeights
 from specc.passes.shard_caches import ShardCaches
 from specc.progress import Progress
-from specc.request import CUDA, CompileRequest, draft_lengths
+from specc.request import CUDA, STRUCTURE, CompileRequest, draft_lengths
 from specc.trained import TRAINED
 
 CALIBRATION_TOKENS = 512
 """Tokens of one stretch of calibration text."""
+
+STRUCTURE_TOKENS = 128
+"""Tokens of each stretch for mtp:structure, whose basis needs many places, not long texts."""
 
 VOCABULARY_TOKENS = 1 << 17
 """Tokens of calibration text that are counted for a draft vocabulary, at most."""
@@ -257,18 +260,36 @@ def _eagle_adaptive(
     return Choice(pipelines.eagle_adaptive(shape, count, adapters))
 
 
+def _structure(
+    request: CompileRequest, imported: ImportedModel, shape: Shape, progress: Progress
+) -> Choice:
+    calibrations = _calibrations(request, imported, shape, progress, 4, STRUCTURE_TOKENS)
+    with progress.phase("fit a basis of the last layer's keys and values"):
+        basis = fit_structure(calibrations)
+    read = sum(len(c.tokens) for c in calibrations)
+    why = (
+        f"{basis.weight.shape[0]} of {basis.weight.shape[1]} directions, fitted on {read} tokens",
+    )
+    return Choice(pipelines.structure(shape, basis, request.drafter_options), why)
+
+
 def _calibrations(
-    request: CompileRequest, imported: ImportedModel, shape: Shape, progress: Progress, count: int
+    request: CompileRequest,
+    imported: ImportedModel,
+    shape: Shape,
+    progress: Progress,
+    count: int,
+    tokens: int = CALIBRATION_TOKENS,
 ) -> list[Calibration]:
-    """At most `count` stretches of text, run through the target."""
+    """At most `count` stretches of `tokens` each, run through the target."""
     with progress.phase("calibrate on text"):
         outlined = Pipeline("target", pipelines.target(shape))(imported.program)
-        length = min(CALIBRATION_TOKENS, shape.max_model_len)
-        tokens = _encode(imported, calibration_text(request.calibration), count * length)
-        starts = range(0, max(1, len(tokens) - length // 2), length)
-        calibrations = [Calibration(outlined, tokens[s : s + length]) for s in starts][:count]
+        length = min(tokens, shape.max_model_len)
+        read = _encode(imported, calibration_text(request.calibration), count * length)
+        starts = range(0, max(1, len(read) - length // 2), length)
+        calibrations = [Calibration(outlined, read[s : s + length]) for s in starts][:count]
         for calibration in calibrations:
-            calibration.influence()
+            calibration.influence()  # runs the target, once for all that is asked later
     return calibrations
 
 
@@ -308,6 +329,7 @@ _PIPELINES: dict[str, Callable[[CompileRequest, ImportedModel, Shape, Progress],
     "draft_model": _draft_model,
     "layerskip": _layerskip,
     "eagle:adaptive": _eagle_adaptive,
+    STRUCTURE: _structure,
     **dict.fromkeys(TRAINED, _trained),
 }
 """By method, as in specc.request.METHODS."""

@@ -13,7 +13,17 @@ from specc import flags, servers, trained
 from specc.errors import UsageError
 from specc.trained import TRAINED
 
-METHODS = ("none", "ngram", "suffix", "draft_model", "layerskip", "eagle:adaptive", *TRAINED)
+STRUCTURE = "mtp:structure"
+METHODS = (
+    "none",
+    "ngram",
+    "suffix",
+    STRUCTURE,
+    "draft_model",
+    "layerskip",
+    "eagle:adaptive",
+    *TRAINED,
+)
 AUTO = "auto"
 ISAS = {"avx2": "x86-64-v3", "avx512": "x86-64-v4"}
 KV_CACHE_DTYPES = ("auto", "f32", "f16", "bf16")
@@ -51,6 +61,9 @@ DEFAULT_K = (0, 2, 4, 8)
 """K where the user names none."""
 
 HOST_DRAFTERS = ("ngram", "suffix")
+ON_HOST = (*HOST_DRAFTERS, STRUCTURE)
+"""All methods whose drafts are found in the text; the last looks at what the model keeps of it, too."""
+
 HOST_K = (*DEFAULT_K, 16)
 """The same for drafters on the host, whose drafts cost nothing and where text is copied are right by the dozen."""
 
@@ -118,7 +131,7 @@ def isa_of(request: CompileRequest) -> str:
 
 def draft_lengths(request: CompileRequest) -> tuple[int, ...]:
     """The K to compile: the user's, or what suits the method. `auto` is judged as the host drafters it begins with."""
-    default: tuple[int, ...] = HOST_K if request.method in (*HOST_DRAFTERS, AUTO) else DEFAULT_K
+    default: tuple[int, ...] = HOST_K if request.method in (*ON_HOST, AUTO) else DEFAULT_K
     most = _most_nodes(request)
     if most is not None:
         default = tuple(sorted({k for k in default if k < most} | {most}))
@@ -127,8 +140,7 @@ def draft_lengths(request: CompileRequest) -> tuple[int, ...]:
 
 def _most_nodes(request: CompileRequest) -> int | None:
     """The largest tree that a drafter on the host may give; None where its drafts are a chain, or the graph's."""
-    given = request.method in HOST_DRAFTERS and isinstance(request.tree, int)
-    return request.tree if given and isinstance(request.tree, int) else None
+    return request.tree if request.method in ON_HOST and isinstance(request.tree, int) else None
 
 
 def provenance_of(request: CompileRequest) -> dict[str, str]:
@@ -171,7 +183,9 @@ def check_request(request: CompileRequest) -> None:
     _check_host_drafter(request)
     flags.at_least("--draft-vocab-size", request.draft_vocab_size, 0)
     _only_for("--draft-vocab-size", request.draft_vocab_size or None, request, *_IN_THE_GRAPH)
-    measured = _IN_THE_GRAPH if request.draft_vocab_size else ("layerskip", "eagle:adaptive")
+    measured = (
+        _IN_THE_GRAPH if request.draft_vocab_size else ("layerskip", "eagle:adaptive", STRUCTURE)
+    )
     _only_for("--calibration", request.calibration, request, *measured)
     if request.method == "draft_model" and request.drafter is None:
         raise flags.conflict("draft_model needs a model that drafts", "add --drafter MODEL")
@@ -186,8 +200,16 @@ def check_request(request: CompileRequest) -> None:
 
 def _check_tree(request: CompileRequest) -> None:
     """Trees of trained drafters fit or do not, which passes know; those of drafters on the host are judged here."""
-    _only_for("--tree", request.tree, request, *HOST_DRAFTERS, *TRAINED)
-    if request.tree is None or request.method not in HOST_DRAFTERS:
+    _only_for("--tree", request.tree, request, *ON_HOST, *TRAINED)
+    if request.method not in ON_HOST:
+        return
+    trees = request.tree is not None or request.method == STRUCTURE
+    if trees and request.backend == TVM:
+        raise flags.conflict(
+            f"--backend tvm has no trees for --method {request.method} yet",
+            "leave out --tree, or --backend",
+        )
+    if request.tree is None:
         return
     most = _most_nodes(request)
     if most is None or most > MOST_DRAFTS:
@@ -195,11 +217,6 @@ def _check_tree(request: CompileRequest) -> None:
         found = "paths" if most is None else most
         raise flags.bad_value(
             "--tree", f"for {request.method}, a number from 1 to {MOST_DRAFTS}", found
-        )
-    if request.backend == TVM:
-        raise flags.conflict(
-            f"--backend tvm has no trees for --method {request.method} yet",
-            "leave out --tree or --backend",
         )
     if (longest := max(request.num_speculative_tokens or (0,))) > most:
         raise flags.conflict(
@@ -283,7 +300,7 @@ def _check_host_drafter(request: CompileRequest) -> None:
                     f"{flag} has no rounds for --host-drafter yet", "leave one of them out"
                 )
     elif request.drafter_options:
-        _only_for("--drafter-options", request.drafter_options, request, *HOST_DRAFTERS)
+        _only_for("--drafter-options", request.drafter_options, request, *ON_HOST)
 
 
 def _check_device(request: CompileRequest) -> None:

@@ -106,6 +106,9 @@ void read_host_options(const JsonCursor& field, DrafterSpec& drafter) {
   option("prompt_lookup_min", drafter.prompt_lookup_min);
   option("prompt_lookup_max", drafter.prompt_lookup_max);
   option("max_tree_depth", drafter.max_tree_depth);
+  option("max_matches", drafter.max_matches);
+  if (const auto found = field.find("max_window")) drafter.max_window = found->integer(1, kMaxTokens);
+  if (const auto found = field.find("min_similarity")) drafter.min_similarity = found->number(-1, 1);
   if (drafter.prompt_lookup_min > drafter.prompt_lookup_max) field.fail("prompt_lookup_min exceeds prompt_lookup_max");
   if (const auto found = field.find("max_spec_factor")) drafter.max_spec_factor = found->number(0, kMaxDraft);
   if (const auto found = field.find("min_token_prob")) drafter.min_token_prob = found->number(0, 1);
@@ -229,6 +232,14 @@ Manifest Manifest::parse(std::string text, const std::string& source) {
   }
   const int64_t rows = manifest.model.max_model_len * manifest.model.max_num_seqs;
   manifest.state = read_state(root.at("state"), rows);
+  const std::string seen = buffer_of_host_drafter(manifest.drafter.host_drafter);
+  const auto is_seen = [&](const StateSpec& buffer) {
+    return buffer.name == seen && buffer.dtype == SPECC_F32 && buffer.shape.size() == 3 && buffer.shape[0] == 1 &&
+           buffer.shape[1] == rows && buffer.shape[2] > 0;
+  };
+  if (!seen.empty() && std::none_of(manifest.state.begin(), manifest.state.end(), is_seen)) {
+    root.at("state").fail("what the host drafter reads is missing", "a buffer " + seen + " f32 [1, S, width]");
+  }
   manifest.arena = read_arena(root.find("arena"), manifest.state, rows);
   for (const auto& entry : root.at("functions").entries()) {
     manifest.functions.push_back(read_function(entry.key, entry.value));

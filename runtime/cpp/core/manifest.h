@@ -58,6 +58,8 @@ struct DrafterSpec {
   int64_t prompt_lookup_min = 2, prompt_lookup_max = 4;  // ngram
   int64_t max_tree_depth = 24;                           // suffix
   double max_spec_factor = 1.0, min_token_prob = 0.1;    // suffix
+  int64_t max_matches = 8, max_window = 4096;            // mtp:structure
+  double min_similarity = 0;                             // mtp:structure
 
   bool on_host() const { return state == DraftState::kNone; }
 };

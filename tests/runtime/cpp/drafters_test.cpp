@@ -1,9 +1,12 @@
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <random>
 #include <vector>
 
+#include "../../../runtime/cpp/core/drafters/continuations.h"
 #include "../../../runtime/cpp/core/drafters/ngram.h"
+#include "../../../runtime/cpp/core/drafters/structure.h"
 #include "../../../runtime/cpp/core/drafters/suffix.h"
 #include "check.h"
 #include "tests.h"
@@ -222,10 +225,123 @@ void suffix_cases(std::mt19937& random) {
   }
 }
 
+// Spans on the way to each node of a tree: one more wherever a node has several children.
+size_t most_spans(const Tree& tree) {
+  std::vector<size_t> children(tree.tokens.size() + 1, 0), spans(tree.tokens.size() + 1, 0);
+  for (const int64_t parent : tree.follows) ++children[static_cast<size_t>(parent)];
+  size_t most = 0;
+  for (size_t j = 0; j < tree.tokens.size(); ++j) {
+    const auto parent = static_cast<size_t>(tree.follows[j]);
+    spans[j + 1] = spans[parent] + (parent == 0 || children[parent] > 1 ? 1 : 0);
+    most = std::max(most, spans[j + 1]);
+  }
+  return most;
+}
+
+void span_cases(std::mt19937& random) {
+  for (int round = 0; round < 50; ++round) {
+    Continuations ways;
+    ways.reserve(12, 10);
+    std::map<Tokens, double> heavy;  // by path: what the ways through it weigh
+    for (int way = 0; way < 12; ++way) {
+      Tokens tokens, path;
+      for (int i = 0; i < 10; ++i) tokens.push_back(static_cast<int64_t>(random() % 2));
+      const double weight = static_cast<double>(random() % 100 + 1);
+      ways.add(tokens.data(), tokens.size(), weight);
+      double left = weight;
+      for (const int64_t token : tokens) heavy[path = joined_with(path, token)] += left *= 0.75;
+    }
+    for (const size_t spans : {1u, 2u, 5u, 100u}) {
+      const size_t k = 1 + random() % 60;
+      Tree tree{Tokens(k), Tokens(k)};
+      const size_t count = ways.heaviest(k, spans, tree.tokens.data(), tree.follows.data());
+      tree.tokens.resize(count);
+      tree.follows.resize(count);
+      CHECK(most_spans(tree) <= spans);
+      double before = 1e9;
+      for (size_t j = 0; j < count; ++j) {
+        const double weight = heavy.at(tree.path(j));
+        CHECK(weight <= before * (1 + 1e-12));
+        before = weight;
+      }
+      if (spans < 100) continue;
+      std::vector<double> all;
+      for (const auto& [path, weight] : heavy) all.push_back(weight);
+      std::sort(all.rbegin(), all.rend());
+      CHECK(count == std::min(k, all.size()) && std::fabs(all[count - 1] - before) < 1e-9);
+    }
+  }
+}
+
+// By scanning: places with the last token, by cosine of the rows before, the later of equals first.
+std::vector<size_t> places_by_scan(const Tokens& text, const std::vector<float>& rows, size_t width,
+                                   const StructureOptions& options) {
+  const size_t last = text.size() - 1, columns = structure_columns(text.size(), width);
+  std::vector<std::pair<double, size_t>> found;
+  for (size_t place = 1; place < last; ++place) {
+    if (text[place] != text[last] || place + options.max_window < last) continue;
+    double product = 0, a = 0, b = 0;
+    for (size_t i = 0; i < columns; ++i) {
+      const double x = rows[(place - 1) * width + i], y = rows[(last - 1) * width + i];
+      product += x * y;
+      a += x * x;
+      b += y * y;
+    }
+    const double cosine = product / std::sqrt(b * a);
+    if (cosine >= options.min_similarity) found.push_back({-cosine, last - place});
+  }
+  std::sort(found.begin(), found.end());
+  if (found.size() > options.max_matches) found.resize(options.max_matches);
+  std::vector<size_t> places;
+  for (const auto& each : found) places.push_back(last - each.second);
+  return places;
+}
+
+void structure_cases(std::mt19937& random) {
+  CHECK(structure_columns(256, 300) == 32 && structure_columns(257, 300) == 128);
+  CHECK(structure_columns(1024, 300) == 128 && structure_columns(1025, 300) == 256 && structure_columns(1025, 40) == 40);
+  for (int round = 0; round < 60; ++round) {
+    const size_t width = 40;
+    const StructureOptions options{1 + random() % 6, round % 3 == 0 ? size_t{20} : size_t{4096}, round % 2 == 0 ? 0.0 : -1.0};
+    StructureDrafter drafter(options);
+    Tokens text;
+    std::vector<float> rows, kinds;
+    for (size_t i = 0; i < 3 * width; ++i) kinds.push_back(static_cast<float>(random() % 200) / 100 - 1);
+    for (int step = 0; step < 70; ++step) {
+      text.push_back(static_cast<int64_t>(random() % 3));
+      const auto kind = static_cast<ptrdiff_t>((random() % 3) * width);  // of few kinds, so that there are ties
+      rows.insert(rows.end(), kinds.begin() + kind, kinds.begin() + kind + static_cast<ptrdiff_t>(width));
+      const std::vector<float> shown(rows.begin(), rows.end() - static_cast<ptrdiff_t>(width));  // not the root's
+      const auto places = text.size() < 3 ? std::vector<size_t>() : places_by_scan(text, shown, width, options);
+      const size_t k = 1 + random() % 9;
+      const auto way = [&](size_t place) {
+        Tokens longer = text;
+        for (size_t j = 0; j < k; ++j) longer.push_back(longer[place + 1 + j]);
+        return Tokens(longer.end() - static_cast<ptrdiff_t>(k), longer.end());
+      };
+      drafter.see(shown.data(), width);
+      CHECK(propose(drafter, text, k) == (places.empty() ? Tokens() : way(places.front())));
+      drafter.see(shown.data(), width);
+      const Tree tree = propose_tree(drafter, text, k);
+      CHECK(tree.tokens.empty() == places.empty() && most_spans(tree) <= 5);
+      for (size_t j = 0; j < tree.tokens.size(); ++j) {
+        const Tokens path = tree.path(j);
+        CHECK(std::any_of(places.begin(), places.end(), [&](size_t place) {
+          const Tokens one = way(place);
+          return std::equal(path.begin(), path.end(), one.begin());
+        }));
+      }
+      CHECK(propose_tree(drafter, text, k).tokens.empty());  // it was shown nothing
+    }
+  }
+}
+
 }  // namespace
 
 void drafters_test() {
   std::mt19937 random(1);
   ngram_cases(random);
   suffix_cases(random);
+  span_cases(random);
+  structure_cases(random);
 }

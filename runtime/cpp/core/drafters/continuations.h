@@ -16,8 +16,9 @@ class Continuations {
   void clear();
   void add(const int64_t* tokens, size_t count, double weight);
   // Writes the `k` heaviest nodes at most, heaviest first and of equals the one that was there first: tokens, and the node
-  // that each follows (0: the text itself, j + 1: the j-th written). Returns how many.
-  size_t heaviest(size_t k, int64_t* tokens, int64_t* follows);
+  // that each follows (0: the text itself, j + 1: the j-th written). Returns how many. A span is the nodes from where
+  // ways part to where they part again; on no path are there more than `spans`, beyond which the heaviest way goes on alone.
+  size_t heaviest(size_t k, size_t spans, int64_t* tokens, int64_t* follows);
 
  private:
   struct Node {
@@ -25,7 +26,10 @@ class Continuations {
     uint32_t parent = 0, first_child = 0, sibling = 0;  // 0: none, for the root is nobody's child
     double weight = 0;
     uint32_t place = 0;  // among those written, from 1 on
+    uint32_t span = 0;   // on its path, from 1 on; 0: it is left out
   };
+
+  void part(uint32_t node, size_t spans);
 
   std::vector<Node> nodes_;  // the root first
   std::vector<uint32_t> order_;

@@ -3,6 +3,7 @@
 #include <numeric>
 
 #include "ngram.h"
+#include "structure.h"
 #include "suffix.h"
 
 namespace specc {
@@ -25,6 +26,11 @@ constexpr Maker kMakers[] = {
        return std::make_unique<SuffixDrafter>(
            SuffixOptions{static_cast<size_t>(spec.max_tree_depth), spec.max_spec_factor, spec.min_token_prob});
      }},
+    {"mtp:structure",
+     [](const DrafterSpec& spec) -> std::unique_ptr<HostDrafter> {
+       return std::make_unique<StructureDrafter>(StructureOptions{
+           static_cast<size_t>(spec.max_matches), static_cast<size_t>(spec.max_window), spec.min_similarity});
+     }},
 };
 
 const Maker* maker_of(const std::string& name) {
@@ -41,6 +47,10 @@ size_t HostDrafter::propose_tree(const int64_t* tokens, size_t count, size_t k, 
   std::iota(follows, follows + found, 0);
   return found;
 }
+
+void HostDrafter::see(const float*, size_t) {}
+
+std::string buffer_of_host_drafter(const std::string& name) { return name == "mtp:structure" ? "structure" : ""; }
 
 bool knows_host_drafter(const std::string& name) { return maker_of(name) != nullptr; }
 

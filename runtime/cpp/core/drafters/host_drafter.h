@@ -1,4 +1,4 @@
-// Drafters that run on the host and know nothing but the committed tokens.
+// Drafters that run on the host and know nothing but the committed tokens, and what the target keeps of them.
 #pragma once
 
 #include <cstddef>
@@ -24,9 +24,14 @@ class HostDrafter {
   // The same as a tree: follows[j] is the node that draft j stands behind, 0 the text's last token and i + 1 draft i < j.
   // The likeliest come first, so that the tree may be cut anywhere. One that knows no other way gives its chain.
   virtual size_t propose_tree(const int64_t* tokens, size_t count, size_t k, int64_t* draft, int64_t* follows);
+  // Of the state buffer that it wants (buffer_of_host_drafter), the rows of all tokens but the last, [count - 1][width]; until its
+  // next proposal.
+  virtual void see(const float* rows, size_t width);
 };
 
 bool knows_host_drafter(const std::string& name);
+// The state buffer that it must see before each proposal, f32 [1, S, width]; empty: none.
+std::string buffer_of_host_drafter(const std::string& name);
 // The artifact's own drafter; null if it has none that runs on the host.
 std::unique_ptr<HostDrafter> make_host_drafter(const DrafterSpec& spec);
 

@@ -122,7 +122,7 @@ size_t NgramDrafter::propose_tree(const int64_t* tokens, size_t count, size_t k,
       after = tables_[i].earlier[after];
     }
   }
-  return continuations_.heaviest(k, draft, follows);
+  return continuations_.heaviest(k, kWays, draft, follows);
 }
 
 }  // namespace specc

@@ -108,6 +108,7 @@ class Session {
   size_t longest_path(const Round& round) const;
   void hang(size_t count, bool chain);
   double commit_path(const Round& round);
+  void show_state();
   bool ready_for(const Round& round);
   struct Execution {
     size_t accepted;

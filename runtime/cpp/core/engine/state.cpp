@@ -96,6 +96,15 @@ void State::release(Mapping& mapping, const ArenaPlan& plan) const noexcept {
   drop(mapping, plan);
 }
 
+const void* State::data(size_t index) const {
+  for (const ZoneSpec& zone : plan_->zones) {
+    for (const Placed& each : zone.buffers) {
+      if (each.buffer == index) return memory_ + each.offset;
+    }
+  }
+  return nullptr;
+}
+
 void State::make_room(size_t rows, size_t kept) {
   if (rows <= static_cast<size_t>(plan_->rows)) return;
   const auto holds = [&](const ArenaPlan& plan) { return rows <= static_cast<size_t>(plan.rows); };

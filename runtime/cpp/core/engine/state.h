@@ -21,6 +21,9 @@ class State {
   // Of each buffer, at one address for good; the views in it change with the plan.
   specc_tensor* const* views() const { return views_.data(); }
 
+  // Where buffer `index` begins, as long as the plan is this one.
+  const void* data(size_t index) const;
+
   // Moves to the shortest plan that holds texts of `rows` positions, if this one does not, and takes along the first
   // `kept` rows. Throws Error(Memory) and leaves everything as it is.
   void make_room(size_t rows, size_t kept);

@@ -14,12 +14,24 @@ bool Session::branches() const {
   return !chain && artifact_->rounds().rounds().back().front().commit != nullptr;
 }
 
+// To a drafter that looks at more than tokens.
+void Session::show_state() {
+  const std::string wanted = buffer_of_host_drafter(artifact_->manifest().drafter.host_drafter);
+  if (wanted.empty()) return;
+  const auto& buffers = artifact_->manifest().state;
+  for (size_t i = 0; i < buffers.size(); ++i) {
+    if (buffers[i].name != wanted) continue;
+    drafter_->see(static_cast<const float*>(state_.data(i)), static_cast<size_t>(buffers[i].shape[2]));
+  }
+}
+
 // Fills inputs_.drafts, and how they hang together; returns how many there are.
 size_t Session::propose(size_t k) {
   if (k == 0 || (callback_ == nullptr && drafter_ == nullptr)) return 0;
   const Stopwatch watch;
   int64_t* draft = inputs_.drafts.data();
   const bool tree = branches();
+  if (callback_ == nullptr) show_state();
   const size_t count =
       callback_ != nullptr ? callback_(callback_user_, committed_.data(), committed_.size(), k, draft)
       : tree ? drafter_->propose_tree(committed_.data(), committed_.size(), k, draft, inputs_.parents.data() + 1)

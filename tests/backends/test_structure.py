@@ -1,0 +1,117 @@
+"""mtp:structure, compiled: drafts come from where the model was in a like state, and the text is plain decoding's."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from specc.errors import ArtifactError
+from specc.runtime import Artifact, Session
+from tests.conftest import compiled
+from tests.passes import knowing_drafters
+from tests.passes.test_trees import circle
+
+TEXT = circle(7, 64)
+COUNT = 24
+AMBIGUOUS = [*TEXT[:9], *TEXT[2:4], 0, 0, *TEXT[2:4], 1, 1, *TEXT[2:4]]
+"""TEXT[2:4] went on in three ways, of which the earliest is right."""
+TOLD_APART = [1, *TEXT[2:9], 0, TEXT[3], 0, 0, 9, TEXT[3], 1, 1, *TEXT[2:4]]
+"""TEXT[3] went on in three ways; after TEXT[2] it did so in the first alone."""
+
+
+@pytest.fixture(scope="module")
+def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The knowing drafters' target, whose layers add nothing: a key and a value tell the token and nothing else."""
+    folder = tmp_path_factory.mktemp("structure")
+    knowing_drafters.target().save_pretrained(folder / "model")
+    letters = [chr(ord("A") + i) for i in range(knowing_drafters.VOCAB)]
+    tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(letters)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(folder / "model/tokenizer.json"))
+    (folder / "text").write_text("".join(letters[t] for t in [*TEXT, *reversed(TEXT)] * 3))
+    return compiled(
+        folder / "model", folder / "structure.specc", "mtp:structure", calibration=folder / "text",
+        num_speculative_tokens=(0, 2, 8), prefill_chunk=4, max_model_len=64,
+    )  # fmt: skip
+
+
+def _started(engine: Artifact, prompt: list[int], k: int, **options: Any) -> Session:
+    session = engine.session()
+    session.configure(ignore_eos=True, max_tokens=COUNT, num_speculative_tokens=k, **options)
+    session.append(prompt)
+    return session
+
+
+def _step(session: Session) -> tuple[int, float, float]:
+    """A token, and drafts and kept ones so far."""
+    return session.next(), session.stat("draft_tokens"), session.stat("accepted_tokens")
+
+
+@pytest.mark.parametrize("prompt", [AMBIGUOUS, TOLD_APART])
+@pytest.mark.parametrize("options", [{}, {"logprobs": 1}, {"temperature": 1.3, "seed": 2}])
+def test_text_is_that_of_plain_decoding(
+    artifact: Path, prompt: list[int], options: dict[str, Any]
+) -> None:
+    with Artifact.load(artifact) as engine:
+        texts, kept = set(), 0.0
+        for k in (0, 2, 8, -1):
+            with _started(engine, prompt, k, **options) as session:
+                texts.add(tuple(session.next() for _ in range(COUNT)))
+                kept += session.stat("accepted_tokens")
+        assert len(texts) == 1
+        if "temperature" not in options:
+            assert texts == {tuple(TEXT[4 : 4 + COUNT])}
+            assert kept > 0
+
+
+def test_the_place_that_is_like_now_is_believed(artifact: Path) -> None:
+    """Not the latest with the same token, but that in the same state; where all are alike, a tree has them all."""
+    with Artifact.load(artifact) as engine:
+        for prompt, k, want in ((TOLD_APART, 2, 2), (AMBIGUOUS, 2, 0), (AMBIGUOUS, 8, 2)):
+            with _started(engine, prompt, k) as session:
+                token, drafted, kept = _step(session)
+                assert (token, drafted, kept) == (TEXT[4], k, want)
+
+
+def test_trees_do_not_depend_on_other_texts(artifact: Path) -> None:
+    """The same prompt alone and among four whose rounds alternate: the same drafts, the same kept, after each token."""
+    prompts = [AMBIGUOUS, TOLD_APART, AMBIGUOUS[:-3], [*TEXT[5:20], *TEXT[5:8]]]
+    with Artifact.load(artifact) as engine:
+        alone = []
+        for prompt in prompts:
+            with _started(engine, prompt, 8) as session:
+                alone.append([_step(session) for _ in range(COUNT)])
+        together = [_started(engine, prompt, 8) for prompt in prompts]
+        steps = [[_step(session) for session in together] for _ in range(COUNT)]
+        for session in together:
+            session.close()
+        assert [list(trace) for trace in zip(*steps, strict=True)] == alone
+
+
+def test_a_text_that_was_taken_back_is_looked_at_no_more(artifact: Path) -> None:
+    with Artifact.load(artifact) as engine, _started(engine, TOLD_APART, 8) as session:
+        for _ in range(9):
+            session.next()
+        session.rewind(len(AMBIGUOUS) // 2)
+        session.rewind(0)
+        session.append(AMBIGUOUS)
+        again = [_step(session)[0] for _ in range(COUNT)]
+        assert again == TEXT[4 : 4 + COUNT]
+
+
+def test_damaged_manifests_are_refused(artifact: Path, tmp_path: Path) -> None:
+    """The engine would read what is not there."""
+    broken = shutil.copytree(artifact, tmp_path / "broken.specc")
+    manifest = json.loads((broken / "manifest.json").read_text())
+    for buffer in manifest["state"]:
+        if buffer["name"] == "structure":
+            buffer["dtype"] = "i32"
+    (broken / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(ArtifactError, match="SPECC-E0502"):
+        Artifact.load(broken).session()
