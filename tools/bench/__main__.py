@@ -13,11 +13,11 @@ from typing import Annotated, Any
 
 from cyclopts import App, Parameter
 
-from bench import functions, machine, peers, picture, report, texts
+from bench import drafters, functions, machine, peers, picture, report, texts
 from bench.machine import Limits, Probes
 from bench.prepare import BITS, Absent, Contender, listed
 from bench.prepare import prepare as make_models
-from specc import cli, flags, output
+from specc import cli, flags, output, prompts
 from specc.progress import TerminalProgress
 from specc.runtime import Artifact
 
@@ -191,6 +191,40 @@ def graphs(artifact: Path, /, *, count: int = 40, max_tokens: int = 32, threads:
         )
     output.emit(found)
     return output.EXIT_OK if passed(found) else output.EXIT_FAILURE
+
+
+@app.command(name="drafters")
+def side_by_side(
+    *artifacts: str, kinds: str = "chat,copy", new_tokens: int = 64, repeats: int = 3, threads: int = 0,
+    out: Path | None = None,
+) -> int:  # fmt: skip
+    """Drafters of one model, each against its own plain decoding, on chat and on texts to be copied.
+
+    Example: python -m bench drafters ngram=a.specc suffix=b.specc structure=c.specc
+
+    Args:
+        artifacts: NAME=ARTIFACT, of the same model with other methods.
+        kinds: Of specc's built-in prompts: chat, code, copy.
+        new_tokens: Tokens to decode for each prompt.
+        repeats: Turns of each artifact.
+        threads: Threads; 0 takes the physical cores this process may use.
+        out: File for the rows as JSON.
+    """
+    flags.threads(threads)
+    flags.at_least("--new-tokens", new_tokens, 1)
+    flags.at_least("--repeats", repeats, 1)
+    wanted = kinds.split(",")
+    for kind in wanted:
+        flags.one_of("--kinds", kind, prompts.CLASSES)
+    named = {name: Path(path) for name, _, path in (a.partition("=") for a in artifacts)}
+    if not named or any(not name or not path.name for name, path in named.items()):
+        raise flags.bad_value("ARTIFACTS", "NAME=ARTIFACT, once or more", " ".join(artifacts))
+    asked = [p for p in prompts.built_in() if p.kind in wanted]
+    rows = drafters.compare(named, asked, new_tokens, repeats, threads, output.say)
+    print(drafters.table(rows))
+    if out is not None:
+        out.write_text(json.dumps({"schema": 1, "rows": [asdict(r) for r in rows]}, indent=1))
+    return output.EXIT_OK
 
 
 def _artifacts(named: tuple[str, ...]) -> dict[str, Path]:

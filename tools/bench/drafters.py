@@ -1,0 +1,77 @@
+"""Drafters side by side: artifacts of one model, each against its own plain decoding, on each kind of text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from specc.measurement import Measurements, arms_of, measure
+from specc.prompts import Prompt
+from specc.runtime import Artifact
+
+
+@dataclass(frozen=True)
+class Row:
+    """One drafter, kind of text and arm.
+
+    `tokens_per_draft`: 1 + kept drafts, over the rounds that drafted. `drafting`: share of rounds that did. `ratio`:
+    speed over plain decoding of the same repeat, the median; with the least and the most.
+    """
+
+    drafter: str
+    kind: str
+    arm: str
+    tokens_per_draft: float
+    drafting: float
+    ratio: float
+    ratio_least: float
+    ratio_most: float
+
+
+def compare(
+    artifacts: Mapping[str, Path], prompts: Sequence[Prompt], new_tokens: int, repeats: int,
+    threads: int, say: Callable[[str], None],
+) -> list[Row]:  # fmt: skip
+    """Artifacts take turns, repeat by repeat, so that a machine that slows down slows them all."""
+    found = {name: Measurements() for name in artifacts}
+    arms: dict[str, list[str]] = {}
+    for repeat in range(repeats):
+        for name, path in artifacts.items():
+            with Artifact.load(path, threads) as engine:
+                arms[name] = [arm.name for arm in arms_of(engine.manifest)[1:]]
+                runs = measure(engine, prompts, new_tokens, 1).runs
+            found[name].runs += [replace(run, repeat=repeat) for run in runs]
+            say(f"repeat {repeat + 1} of {repeats}: {name}")
+    kinds = sorted({p.kind for p in prompts})
+    return [
+        _row(name, kind, arm, found[name])
+        for kind in kinds
+        for name in artifacts
+        for arm in arms[name]
+    ]
+
+
+def _row(name: str, kind: str, arm: str, measured: Measurements) -> Row:
+    of_kind = Measurements([r for r in measured.runs if r.kind == kind])
+    speed = of_kind.speed(arm)
+    runs = of_kind.of(arm)
+    rounds = sum(r.stats.rounds for r in runs)
+    return Row(
+        name, kind, arm, of_kind.mean_acceptance_length(arm),
+        sum(r.stats.drafts for r in runs) / rounds if rounds else 0.0,
+        speed.ratio, speed.ratio_least, speed.ratio_most,
+    )  # fmt: skip
+
+
+def table(rows: Sequence[Row]) -> str:
+    """For people."""
+    lines = [
+        f"{'text':6} {'drafter':14} {'arm':9} {'tokens/draft':>12} {'drafting':>8} {'of plain speed':>20}"
+    ]
+    lines += [
+        f"{r.kind:6} {r.drafter:14} {r.arm:9} {r.tokens_per_draft:12.2f} {r.drafting:8.0%} "
+        f"{r.ratio:8.2f} ({r.ratio_least:.2f}-{r.ratio_most:.2f})"
+        for r in rows
+    ]
+    return "\n".join(lines)
