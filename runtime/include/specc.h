@@ -93,6 +93,9 @@ SPECC_API void specc_session_close(specc_session*);
  *                                  greatest of all texts in the making.
  *                                  The next smaller K of the artifact is taken; the last two limit a fixed K too, beside
  *                                  the second and third one is refused
+ *   draft_source            text   who drafts, where a drafter on the host (the caller's, else the artifact's) stands beside
+ *                                  one in the graph: "any" (default), as pays; "graph"; "host", which drafts nothing if
+ *                                  there is none. May be changed between rounds; the tokens are the same with any
  *   draft_weight            float  above 0 (default 1)
  *   guard_rounds            int    rounds between two looks at the guards around the state's buffers (default 64; 1: no
  *                                  token of a round is given out before them; 0: never). The end of a text is one too.
@@ -132,7 +135,8 @@ typedef size_t (*specc_mask_fn)(void* user, const int64_t* committed, size_t pro
                                 size_t n_drafts, uint32_t* mask, size_t words);
 SPECC_API specc_result specc_session_set_mask(specc_session*, specc_mask_fn, void* user);
 /* A drafter of the caller: proposes up to `k` tokens that may follow the committed ids, returns how many it wrote.
- * Overrides the artifact's own drafter where that runs on the host (none, ngram, suffix). For tests and research. */
+ * Overrides the artifact's own drafter where that runs on the host (none, ngram, suffix); where the artifact drafts in its
+ * graph, it stands beside that, see draft_source. Proposing nothing leaves the round without drafts, or to the graph. */
 typedef size_t (*specc_drafter_fn)(void* user, const int64_t* committed, size_t count, size_t k, int64_t* draft);
 SPECC_API specc_result specc_session_set_drafter(specc_session*, specc_drafter_fn, void* user);
 

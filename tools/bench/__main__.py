@@ -227,6 +227,25 @@ def side_by_side(
     return output.EXIT_OK
 
 
+@app.command(name="drafts")
+def drafting(artifact: Path, /) -> int:
+    """A draft service: the way there and back, with drafts and without; and deciding who drafts a round.
+
+    Prints JSON, in microseconds. `decision` by the number of rules, none of which holds.
+
+    Example: python -m bench drafts small.specc
+
+    Args:
+        artifact: Directory that `specc compile` made, for the service.
+    """
+    from bench.drafts import decision_us, way_us
+
+    output.emit(
+        {"decision_us": {str(n): decision_us(n) for n in (3, 16, 64)}, "way_us": way_us(artifact)}
+    )
+    return output.EXIT_OK
+
+
 def _artifacts(named: tuple[str, ...]) -> dict[str, Path]:
     found = {}
     for text in named:

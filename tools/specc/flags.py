@@ -169,6 +169,23 @@ def threads(value: int) -> None:
         )  # fmt: skip
 
 
+def cores(flag: str, text: str) -> set[int]:
+    """`0-3` or `0,2,5` as CPUs that this process may use."""
+    allowed = os.sched_getaffinity(0)
+    wrong = bad_value(flag, f"CPUs of {sorted(allowed)}, as 0-3 or 0,2,5", text)
+    found: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        ends = (first, last if dash else first)
+        if not all(end.isdecimal() and len(end) < 6 for end in ends):
+            raise wrong
+        named = set(range(int(ends[0]), int(ends[1]) + 1))
+        if not named or not named <= allowed:
+            raise wrong
+        found |= named
+    return found
+
+
 def one_of(flag: str, value: str, known: Iterable[str]) -> None:
     """Refuse a word that is not known, with the one that was probably meant."""
     choices = tuple(known)

@@ -14,6 +14,7 @@ VERBS = {
     "run": "Continue a prompt with an artifact.",
     "chat": "Talk with an artifact.",
     "serve": "Serve an artifact over OpenAI's HTTP interface.",
+    "draft-service": "Draft for servers in other processes.",
     "inspect": "Show what is in an artifact, without running it.",
     "verify": "Compare an artifact with plain decoding and with the original model.",
     "bench": "Measure an artifact against its own plain decoding.",
@@ -25,7 +26,7 @@ VERBS = {
     "help": "Explain a topic, a verb or an error's code.",
     "completion": "Print what a shell needs to complete verbs and flags.",
 }
-"""Each is the function `main` of specc.commands.<verb>_."""
+"""Each is the function `main` of specc.commands.<verb>_, with _ for -."""
 
 
 def verbs() -> App:
@@ -37,7 +38,7 @@ def verbs() -> App:
         help_epilogue="Topics, from methods to the codes of errors: specc help",
     )  # fmt: skip
     for name, text in VERBS.items():
-        found.command(f"specc.commands.{name}_:main", name=name, help=text)
+        found.command(f"specc.commands.{name.replace('-', '_')}_:main", name=name, help=text)
     return found
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -17,8 +18,11 @@ from specc.flags import Json
 from specc.progress import human_bytes
 from specc.recipe import Recipe
 from specc.runtime import Artifact, Manifest
+from specc.runtime.draft_client import DraftClient
 
 MOST_PORT = 65535
+_MOST_DEADLINE = 60.0
+"""Seconds."""
 
 
 def main(
@@ -37,6 +41,10 @@ def main(
     drain_timeout: float = 30,
     num_speculative_tokens: int | None = None,
     length_policy: str = "adaptive",
+    draft_socket: Path | None = None,
+    draft_deadline: float | None = None,
+    on_draft_loss: Literal["plain", "503"] = "plain",
+    method_policy: Path | None = None,
     metrics_prefix: str = "specc",
     threads: int = 0,
     recipe: Recipe = None,
@@ -66,6 +74,12 @@ def main(
             engine adapts it.
         length_policy: What chooses K: adaptive, by measured costs; prompt-length; aimd; batch:N, nothing
             while more than N texts are made at once; or priority, by the draft_weight of each request.
+        draft_socket: Socket of a `specc draft-service`, which drafts while it is well.
+        draft_deadline: Seconds that a draft may take; left out, what plain decoding takes for the drafts
+            that will be kept. Later than that, the round goes on without.
+        on_draft_loss: What becomes of new requests while the draft service is unwell: plain serves them
+            without it, 503 refuses them.
+        method_policy: JSON file that says which method drafts when; read again when it changes.
         metrics_prefix: Of the names on /metrics: vllm makes dashboards for vLLM work.
         threads: Threads; 0 takes the physical cores this process may use.
         recipe: TOML file with flags for this verb; what the command line says comes first.
@@ -78,6 +92,15 @@ def main(
     flags.at_least("--drain-timeout", drain_timeout, 0)
     flags.at_least("--max-sessions", max_sessions, 1)
     flags.threads(threads)
+    if draft_socket is None and (draft_deadline is not None or on_draft_loss != "plain"):
+        raise flags.conflict(
+            "--draft-deadline and --on-draft-loss are about a draft service, and there is none",
+            "give a --draft-socket, or leave them out",
+        )
+    if draft_deadline is not None and not 0 < draft_deadline <= _MOST_DEADLINE:
+        raise flags.bad_value(
+            "--draft-deadline", f"above 0, at most {_MOST_DEADLINE}", draft_deadline
+        )
     if not 0 <= port <= MOST_PORT:
         raise flags.bad_value("--port", f"0 to {MOST_PORT}", port)
     if not metrics_prefix.isidentifier():
@@ -85,6 +108,7 @@ def main(
     if api_key == "":
         raise flags.bad_value("--api-key", "a key", "nothing", "leave it out to serve anybody")
     try:
+        from specc.serve.policy import Dispatcher
         from specc.serve.server import listen, serve
         from specc.serve.service import Service, Settings
     except ImportError as error:
@@ -92,8 +116,19 @@ def main(
             "SPECC-E0701", "serving needs packages that are not installed", found=str(error),
             cure="pip install 'specc-compiler[serve]'",
         ) from error  # fmt: skip
-    sessions = _sessions(Manifest.read(artifact), max_sessions, state_memory)
-    with listen(host, port) as socket, open_compiled(artifact, threads) as engine:
+    manifest = Manifest.read(artifact)
+    sessions = _sessions(manifest, max_sessions, state_memory)
+    with ExitStack() as held:
+        dispatcher = drafts = None
+        if draft_socket is not None:
+            _check_drafts(manifest, artifact)
+        if draft_socket is not None or method_policy is not None:
+            dispatcher = Dispatcher(manifest, method_policy, draft_service=draft_socket is not None)
+        if draft_socket is not None:
+            drafts = DraftClient(draft_socket, manifest, deadline_s=draft_deadline)
+            held.callback(drafts.close)
+        socket = held.enter_context(listen(host, port))
+        engine = held.enter_context(open_compiled(artifact, threads))
         _check_tokenizer(engine, artifact)
         k = flags.draft_length(engine.manifest, num_speculative_tokens)
         flags.length_policy(engine.manifest, length_policy, k)
@@ -110,7 +145,10 @@ def main(
                 api_key,
                 f"{metrics_prefix}:",
                 length_policy,
+                on_draft_loss == "503",
             ),
+            drafts,
+            dispatcher,
         )
         address = socket.getsockname()
         url = f"http://{f'[{host}]' if ':' in host else host}:{address[1]}"
@@ -120,6 +158,8 @@ def main(
             if json:
                 output.emit({"url": url, "model": model, "pid": os.getpid(), "slots": sessions})
             output.say(f"speculation: {spoken}")
+            if dispatcher is not None:
+                output.say(f"methods: {', '.join(dispatcher.methods)}")
             output.say(f"{model} at {url}/v1, {sessions} texts at once, {max_queue} may wait")
 
         serve(service, socket, ready, drain_timeout)
@@ -139,6 +179,20 @@ def _sessions(manifest: Manifest, most: int, budget: int | None) -> int:
             cure="give it more, or compile with a smaller --max-model-len",
         )  # fmt: skip
     return min(most, budget // each)
+
+
+def _check_drafts(manifest: Manifest, path: Path) -> None:
+    """Whether rounds of the artifact take drafts from outside."""
+    if manifest.speculates and (
+        manifest.drafter.host or all(r.verify is not None for r in manifest.rounds)
+    ):
+        return
+    found = f"method {manifest.method}" if manifest.speculates else "rounds of K = 0 alone"
+    raise UsageError(
+        "SPECC-E0104", "rounds of this artifact take no drafts from a service", where=str(path),
+        expected="rounds with K > 0 that come in pieces", found=found,
+        cure="compile with --method ngram, or another one without --tree",
+    )  # fmt: skip
 
 
 def _check_tokenizer(engine: Artifact, path: Path) -> None:

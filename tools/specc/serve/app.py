@@ -82,7 +82,8 @@ def application(service: Service) -> Starlette:
         return _state("ok", "the scheduler has ended", is_well=service.scheduler.alive)
 
     async def ready(_: HttpRequest) -> Response:
-        return _state("ready", "draining", is_well=service.ready)
+        ill = "the draft service is unwell" if service.without_drafts else "draining"
+        return _state("ready", ill, is_well=service.ready)
 
     async def metrics(_: HttpRequest) -> Response:
         return Response(service.metrics.page(), media_type=CONTENT_TYPE_LATEST)
@@ -104,6 +105,11 @@ def application(service: Service) -> Starlette:
 
 
 async def _answer(service: Service, request: HttpRequest, kind: type[Body]) -> Response:
+    if service.without_drafts:
+        raise RequestError(
+            "SPECC-E0723", "the draft service is unwell, and this server answers nothing without it",
+            cure="ask again, or another server",
+        )  # fmt: skip
     if not service.ready:
         raise stopped()
     data = await _read(request, service)

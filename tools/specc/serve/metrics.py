@@ -15,8 +15,8 @@ from specc.serve.slots import Progress
 _M = TypeVar("_M")
 
 REASONS = ("stop", "length", "context", "cancelled", "timeout", "error")
-REJECTIONS = ("mismatch", "grammar", "eos", "stop", "length", "context")
-FALLBACKS = ("disabled", "no_draft", "length", "context")
+REJECTIONS = ("mismatch", "grammar", "eos", "stop", "length", "context", "timeout")
+FALLBACKS = ("disabled", "no_draft", "length", "context", "policy", "timeout", "draft_lost")
 PHASES = ("queue", "prefill", "draft", "round", "host")
 
 _TOKEN_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5)
@@ -43,11 +43,15 @@ class Metrics:
         self.rejected = count(
             "speculative_rejection_cause",
             "Drafted tokens that came to nothing: the target said another (mismatch), a grammar forbids "
-            "them, or they were accepted but lie after the end of the text.", "cause", REJECTIONS,
+            "them, they were accepted but lie after the end of the text, or came too late (timeout).",
+            "cause", REJECTIONS,
         )  # fmt: skip
         self.rounds = count("rounds", "Rounds, with drafts or without.")
         self.fallback = count(
             "fallback_rounds", "Rounds without drafts (K = 0), by why.", "cause", FALLBACKS
+        )
+        self.methods = count(
+            "method_rounds", "Rounds by who was to draft.", "method", [manifest.method]
         )
         self.prompt_tokens = count("prompt_tokens", "Prompt tokens prefilled.")
         self.new_tokens = count("generation_tokens", "Tokens given out.")
@@ -101,6 +105,9 @@ class Metrics:
         if not progress.played:
             return
         self.rounds[""].inc()
+        self.methods[progress.method or self._manifest.method].inc()
+        if progress.late:
+            self.rejected["timeout"].inc(progress.late)
         if progress.fallback:
             self.fallback[progress.fallback].inc()
         if not progress.drafted:

@@ -16,9 +16,11 @@ from specc import flags, prompts
 from specc.errors import RequestError, SpeccError
 from specc.grammar import Grammar, Grammars
 from specc.runtime import ADAPTIVE, Artifact, Option
+from specc.runtime.draft_client import DraftClient
 from specc.serve import bodies
 from specc.serve.bodies import Body, ChatBody, CompletionBody
 from specc.serve.metrics import Metrics
+from specc.serve.policy import Dispatcher
 from specc.serve.scheduler import Event, Job, Scheduler
 from specc.serve.slots import Ask, SessionSlots
 from specc.templates import ChatTemplate
@@ -40,6 +42,7 @@ class Settings:
     api_key: str | None = None
     metrics_prefix: str = "specc:"
     length_policy: str = "adaptive"
+    refuse_without_drafts: bool = False
 
 
 @dataclass(frozen=True)
@@ -70,13 +73,17 @@ class Request:
 class Service:
     """A loaded artifact, its scheduler and its counters."""
 
-    def __init__(self, engine: Artifact, settings: Settings) -> None:
-        self.engine, self.settings = engine, settings
+    def __init__(
+        self, engine: Artifact, settings: Settings, drafts: DraftClient | None = None,
+        dispatcher: Dispatcher | None = None,
+    ) -> None:  # fmt: skip
+        """With a `dispatcher`, it says who drafts, and `drafts` is a service that may."""
+        self.engine, self.settings, self._drafts = engine, settings, drafts
         self.draining = False
         self.created = int(time.time())
         manifest = engine.manifest
         self.metrics = Metrics(manifest, settings.model, settings.metrics_prefix)
-        slots = SessionSlots(engine, settings.max_sessions)
+        slots = SessionSlots(engine, settings.max_sessions, drafts, dispatcher)
         self.scheduler = Scheduler(slots, self.metrics, settings.max_queue)
         state = manifest.state_bytes
         show = self.metrics.show
@@ -86,6 +93,28 @@ class Service:
         show(
             "state_bytes", "State that running texts hold.", lambda: state * self.scheduler.running
         )
+
+        if drafts is not None:
+            self._show_drafts(drafts)
+        if dispatcher is not None and (file := dispatcher.file) is not None:
+            show(
+                "policy_files_refused",
+                "Changed policies that could not be used.",
+                lambda: file.refused,
+            )
+
+    def _show_drafts(self, drafts: DraftClient) -> None:
+        show, counts = self.metrics.show, drafts.counts
+        show("draft_service_healthy", "Whether the draft service is asked.", lambda: drafts.healthy)
+        show("draft_service_answers", "Drafts that came in time.", lambda: counts.answered)
+        show("draft_service_late", "Drafts that did not.", lambda: counts.late)
+        show(
+            "draft_service_stale", "Answers that nobody waited for any more.", lambda: counts.stale
+        )
+        show(
+            "draft_service_round_trip_seconds", "Of the last draft that came in time.",
+            lambda: drafts.round_trip_s,
+        )  # fmt: skip
 
     @cached_property
     def grammars(self) -> Grammars:
@@ -100,7 +129,13 @@ class Service:
     @property
     def ready(self) -> bool:
         """Whether new requests are taken."""
-        return self.scheduler.alive and not self.draining
+        return self.scheduler.alive and not self.draining and not self.without_drafts
+
+    @property
+    def without_drafts(self) -> bool:
+        """Whether requests are refused because the draft service is not well."""
+        lost = self._drafts is not None and not self._drafts.healthy
+        return lost and self.settings.refuse_without_drafts
 
     def understand(self, body: Body) -> Request:
         """Tokens and options of what is asked. Takes its time: not for the event loop.

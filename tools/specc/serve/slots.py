@@ -9,6 +9,8 @@ from typing import Any, Protocol
 from specc.errors import RequestError, SpeccError
 from specc.grammar import Grammar
 from specc.runtime import ADAPTIVE, Artifact, Logprobs, Option, Stats
+from specc.runtime.draft_client import LATE, DraftClient
+from specc.serve.policy import OFF, REMOTE, Decision, Dispatcher, Facts
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,9 @@ class Progress:
 
     `tokens` are the round's new ones, with `logprobs` if those were asked for; of `drafted` tokens,
     `accepted` were what the target says; the next was one that a grammar forbids if `forbidden`.
-    `fallback`: why a round drafted nothing. `finish`: the session's reason; empty while it goes on.
+    `fallback`: why a round drafted nothing. `method`: who was to draft, where something chooses that.
+    `late`: drafts that a draft service was asked for and did not give in time.
+    `finish`: the session's reason; empty while it goes on.
     """
 
     tokens: tuple[int, ...] = ()
@@ -48,6 +52,8 @@ class Progress:
     accepted: int = 0
     forbidden: bool = False
     fallback: str = ""
+    method: str = ""
+    late: int = 0
     finish: str = ""
 
 
@@ -90,21 +96,28 @@ class Slots(Protocol):
 class SessionSlots:
     """One session for each text, which take turns: a prefill chunk or a round each."""
 
-    def __init__(self, artifact: Artifact, capacity: int) -> None:
-        self._artifact = artifact
+    def __init__(
+        self, artifact: Artifact, capacity: int, drafts: DraftClient | None = None,
+        dispatcher: Dispatcher | None = None,
+    ) -> None:  # fmt: skip
+        """`drafts` is a service that a `dispatcher` may choose; without one the artifact drafts as it does."""
+        self._artifact, self._drafts, self._dispatcher = artifact, drafts, dispatcher
         self.capacity = capacity
 
     def open(self, ask: Ask) -> SessionSlot:
-        return SessionSlot(self._artifact, ask)
+        return SessionSlot(self._artifact, ask, self._drafts, self._dispatcher)
 
     def turn(
         self, slots: Sequence[SessionSlot]
     ) -> Iterator[tuple[SessionSlot, Progress | SpeccError]]:
+        memory = len(slots) / self.capacity  # each holds the same
+        if self._dispatcher is not None:
+            self._dispatcher.look()
         for slot in slots:
             if slot.closed:
                 continue
             try:
-                progress: Progress | SpeccError = slot.turn()
+                progress: Progress | SpeccError = slot.turn(len(slots), memory)
             except SpeccError as error:
                 progress = error
             yield slot, progress
@@ -113,8 +126,20 @@ class SessionSlots:
 class SessionSlot:
     """A session, fed its prompt in chunks so that nobody waits for a long one."""
 
-    def __init__(self, artifact: Artifact, ask: Ask) -> None:
+    def __init__(
+        self, artifact: Artifact, ask: Ask, drafts: DraftClient | None = None,
+        dispatcher: Dispatcher | None = None,
+    ) -> None:  # fmt: skip
         self._ask, self._manifest = ask, artifact.manifest
+        # (A request for K = 0 leaves nothing to decide.)
+        self._dispatcher = dispatcher if ask.num_speculative_tokens != 0 else None
+        self._decision, self._method = Decision(), ""
+        self._drafts, self._remote = drafts, None
+        if drafts is not None and self._dispatcher is not None:
+            # The same noise on both sides lets drafts be the target's choice; p/q must not know it.
+            drawn = ask.options.get("acceptance_rule", "match") == "match"
+            self._remote = drafts.text(ask.temperature if drawn else 0.0, ask.seed)
+        self._round_s = 0.0
         self._fed = self._given = 0
         self._seen: dict[str, int] = {}
         self._prefill_tokens, self._prefill_s = 0, 0.0
@@ -129,6 +154,8 @@ class SessionSlot:
             self._session.configure(**ask.options)
             if ask.grammar is not None:
                 self._session.set_mask(ask.grammar.mask())
+            if self._remote is not None:
+                self._remote.prepare(ask.prompt_ids)
         except BaseException:
             self.close()
             raise
@@ -144,11 +171,39 @@ class SessionSlot:
 
     def close(self) -> None:
         self.closed = True
+        if self._remote is not None:
+            self._remote.close()
         self._session.close()
 
-    def turn(self) -> Progress:
-        """The next chunk of the prompt; after the last, a round."""
-        return self._feed() if self._fed < len(self._ask.prompt_ids) else self._play()
+    def turn(self, batch: int = 1, memory: float = 0.0) -> Progress:
+        """The next chunk of the prompt; after the last, a round.
+
+        `batch`: texts in the making; `memory`: the part that they hold of what they may.
+        """
+        if self._fed < len(self._ask.prompt_ids):
+            return self._feed()
+        if self._dispatcher is not None:
+            well = self._drafts is not None and self._drafts.healthy
+            facts = Facts(len(self._ask.prompt_ids) + self._given, batch, memory, well)
+            self._use(self._decision.next(self._dispatcher.policy, facts))
+        return self._play()
+
+    def _use(self, method: str) -> None:
+        """Let `method` draft from the next round on."""
+        if self._remote is not None:
+            self._remote.why, self._remote.asked = "", 0
+        if method == self._method:
+            return
+        drafter, session = self._manifest.drafter, self._session
+        session.set(
+            "num_speculative_tokens", 0 if method == OFF else self._ask.num_speculative_tokens
+        )
+        if self._remote is not None:
+            session.set_drafter(self._remote if method == REMOTE else None)
+        if not drafter.host:
+            alone = method in (REMOTE, drafter.host_drafter)
+            session.set("draft_source", "host" if alone else "any")
+        self._method = method
 
     def _feed(self) -> Progress:
         """Each append starts statistics anew, so those of prefill are summed here."""
@@ -178,12 +233,23 @@ class SessionSlot:
         played, drafted, accepted, forbidden = self._since(
             "rounds", "draft_tokens", "accepted_tokens", "cut_grammar"
         )
+        if self._drafts is not None and played:
+            self._learn(drafted, accepted)
+        remote = self._remote
         return Progress(
             tuple(tokens), tuple(logprobs), played=played > 0, drafted=drafted, accepted=accepted,
             forbidden=forbidden > 0,
             fallback=self._why_none(before) if played and not drafted else "",
+            method=self._method,
+            late=remote.asked if remote is not None and remote.why == LATE else 0,
             finish=self._session.finish_reason,
         )  # fmt: skip
+
+    def _learn(self, drafted: int, accepted: int) -> None:
+        """Tell the client of the draft service what a round costs and gives: its deadlines follow."""
+        before, self._round_s = self._round_s, self._session.stat("round_s")
+        if self._drafts is not None and (not drafted or self._method == REMOTE):
+            self._drafts.learn(self._round_s - before, drafted, accepted)
 
     def _since(self, *names: str) -> list[int]:
         """How much these counts grew since they were asked for last."""
@@ -197,6 +263,10 @@ class SessionSlot:
         lengths = self._manifest.num_speculative_tokens
         if len(lengths) == 1 or self._ask.num_speculative_tokens == 0:
             return "disabled"
+        if self._method == OFF:
+            return "policy"
+        if self._remote is not None and self._remote.why:
+            return self._remote.why
         if self._ask.max_tokens - before <= 1:
             return "length"
         root = len(self._ask.prompt_ids) + before - 1

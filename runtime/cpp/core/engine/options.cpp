@@ -73,6 +73,16 @@ constexpr RuleOption kRules[] = {
     {"block", AcceptanceRule::kBlock},
 };
 
+struct SourceOption {
+  const char* name;
+  DraftSource source;
+};
+constexpr SourceOption kSources[] = {
+    {"any", DraftSource::kAny},
+    {"graph", DraftSource::kGraph},
+    {"host", DraftSource::kHost},
+};
+
 }  // namespace
 
 void require_pieces(const Manifest& manifest, std::string_view option) {
@@ -156,7 +166,22 @@ void Options::set(std::string_view name, std::string_view value, const Manifest&
     length_policy = policy;
     return;
   }
-  if (name != "acceptance_rule") unknown(name, "acceptance_rule, length_policy");
+  if (name == "draft_source") {
+    for (const auto& option : kSources) {
+      if (value != option.name) continue;
+      if (option.source == DraftSource::kGraph && manifest.drafter.on_host()) {
+        throw Error(Code::Option, "this artifact has no drafter in its graph")
+            .where(std::string(name))
+            .found(std::string(value))
+            .cure("leave it out");
+      }
+      if (option.source == DraftSource::kHost && !manifest.drafter.on_host()) require_pieces(manifest, name);
+      draft_source = option.source;
+      return;
+    }
+    out_of_range(name, names(kSources), std::string(value));
+  }
+  if (name != "acceptance_rule") unknown(name, "acceptance_rule, draft_source, length_policy");
   for (const auto& option : kRules) {
     if (value != option.name) continue;
     SamplingParams next = sampling;

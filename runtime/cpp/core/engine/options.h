@@ -23,6 +23,13 @@ inline constexpr size_t kGuardRounds = 64;
 // Throws Error(Option) for an artifact whose rounds choose the tokens themselves.
 void require_pieces(const Manifest& manifest, std::string_view option);
 
+// Who drafts, where there is more than one.
+enum class DraftSource {
+  kAny,    // the drafter in the graph, and those on the host where that pays
+  kGraph,  // that in the graph alone
+  kHost,   // the caller's, or else the artifact's on the host, alone
+};
+
 struct Options {
   size_t max_tokens = 128;
   size_t length_index = kAdaptive;  // into num_speculative_tokens
@@ -30,6 +37,7 @@ struct Options {
   double confidence = 0;            // below which drafts are not verified
   size_t guard_rounds = kGuardRounds;  // between two looks at the guards; 0: never
   LengthPolicy length_policy;
+  DraftSource draft_source = DraftSource::kAny;
   double draft_weight = 1;  // beside other texts, for a policy that shares drafts among them
   StopRules rules;
   SamplingParams sampling;  // but for `eos`, which are `rules`

@@ -34,11 +34,12 @@ bool Session::play_round() {
   const Stopwatch watch;
   const double draft_before = stats_.draft_s;
   size_t length_index = choose_found();
-  const bool found = length_index > 0;
+  bool found = length_index > 0;
   if (!found) length_index = choose_length();
   const auto& lengths = artifact_->manifest().draft_lengths;
-  if (artifact_->manifest().drafter.on_host()) {
+  if (on_host() || replaces()) {
     length_index = largest_within(lengths, propose(static_cast<size_t>(lengths[length_index])));
+    found = replaces() && length_index > 0;
   }
   const size_t depth_index = options_.depth_index == kAdaptive ? depth_controller_.index() : options_.depth_index;
   const RoundTable& rounds = artifact_->rounds();
@@ -228,9 +229,9 @@ void Session::record(const Round& round, size_t length_index, const Execution& d
   length.seconds += done.seconds;
   // Looking for drafts in vain says nothing of what a round without them costs.
   const double cost = done.seconds + (round.draft_length > 0 ? draft_seconds : 0);
-  if (round.given) {
+  stats_.found_drafts += round.given;
+  if (round.given && !replaces()) {
     found_drafts_.observe(length_index, accepted, cost);
-    ++stats_.found_drafts;
   } else {
     controller().observe(length_index, accepted, cost, catch_up_s_);
   }

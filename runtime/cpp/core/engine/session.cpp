@@ -31,6 +31,7 @@ Session::Session(std::shared_ptr<Artifact> artifact)
       stats_(longest_draft(artifact_->manifest()), artifact_->manifest().draft_lengths.size()),
       length_controller_(artifact_->manifest().draft_lengths, &artifact_->round_costs()),
       piece_controller_(artifact_->manifest().draft_lengths, &artifact_->round_costs(true)),
+      host_controller_(artifact_->manifest().draft_lengths),
       depth_controller_(artifact_->manifest().drafter.depths),
       found_drafts_(artifact_->manifest().draft_lengths.size()),
       membership_(artifact_->texts()),
@@ -55,11 +56,11 @@ Session::Session(std::shared_ptr<Artifact> artifact)
 }
 
 void Session::set_drafter(specc_drafter_fn drafter, void* user) {
-  if (drafter != nullptr && !artifact_->manifest().drafter.on_host()) {
+  if (drafter != nullptr && !on_host() && !artifact_->manifest().in_pieces()) {
     throw Error(Code::Option, "this artifact drafts inside its rounds and takes no drafter of the caller")
-        .expected("an artifact whose drafter runs on the host")
+        .expected("an artifact whose drafter runs on the host, or whose rounds come in pieces")
         .found("drafter '" + artifact_->manifest().drafter.kind + "'")
-        .cure("compile with --method ngram");
+        .cure("compile with --method ngram, or again with this version of specc and without --tree");
   }
   callback_ = drafter;
   callback_user_ = user;
@@ -118,7 +119,7 @@ bool Session::append(const int64_t* ids, size_t count) {
   check_lengths();
   const size_t before = visible();
   drop_unread();
-  if (chooses() || finds()) ready_sampler();  // what it allocates is not for a round to do
+  if (chooses() || finds() || replaces()) ready_sampler();  // what it allocates is not for a round to do
   const Finish finish_before = finish_;
   const auto undo = [&] {
     keep(before);

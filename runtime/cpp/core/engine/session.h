@@ -120,10 +120,16 @@ class Session {
   bool draws(const Round& round) const;
   Execution execute(const Round& round);
   bool chooses() const { return !options_.sampling.plain() || mask_ || options_.confidence != 0; }
-  // Whether a drafter on the host stands beside the one in the graph.
-  bool finds() const { return drafter_ != nullptr && !artifact_->manifest().drafter.on_host(); }
+  bool host_drafts() const { return drafter_ != nullptr || callback_ != nullptr; }
+  bool on_host() const { return artifact_->manifest().drafter.on_host(); }
+  // Whether a drafter on the host stands beside the one in the graph; or in its place.
+  bool finds() const { return host_drafts() && !on_host() && options_.draft_source == DraftSource::kAny; }
+  bool replaces() const { return !on_host() && options_.draft_source == DraftSource::kHost; }
   void ready_sampler();
-  LengthController& controller() { return chooses() ? piece_controller_ : length_controller_; }
+  LengthController& controller() {
+    if (replaces() || (on_host() && callback_ != nullptr)) return host_controller_;
+    return chooses() ? piece_controller_ : length_controller_;
+  }
   Execution execute_pieces(const Round& round);
   double run_piece(const Plan& plan, size_t rows);
   void run_plan(const Plan& plan, size_t rows);
@@ -140,6 +146,7 @@ class Session {
   Options options_;
   Stats stats_;
   LengthController length_controller_, piece_controller_;  // for round functions, and for rounds in pieces
+  LengthController host_controller_;  // where drafts are not the artifact's own: others need not know their costs
   DepthController depth_controller_;
   FoundDrafts found_drafts_;
   Membership membership_;  // of the texts in the making

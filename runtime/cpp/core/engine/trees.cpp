@@ -27,7 +27,7 @@ void Session::show_state() {
 
 // Fills inputs_.drafts, and how they hang together; returns how many there are.
 size_t Session::propose(size_t k) {
-  if (k == 0 || (callback_ == nullptr && drafter_ == nullptr)) return 0;
+  if (k == 0 || !host_drafts()) return 0;
   const Stopwatch watch;
   int64_t* draft = inputs_.drafts.data();
   const bool tree = branches();

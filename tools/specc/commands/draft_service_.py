@@ -1,0 +1,68 @@
+"""`specc draft-service`: drafts for servers in other processes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from specc import flags, output
+from specc.checks import available_memory
+from specc.draft_service import DraftService, listen
+from specc.engines import open_compiled
+from specc.flags import Json
+from specc.progress import human_bytes
+from specc.recipe import Recipe
+from specc.runtime import Manifest
+
+
+def main(
+    artifact: Path,
+    /,
+    *,
+    socket: Path,
+    cores: str | None = None,
+    max_texts: int = 64,
+    threads: int = 0,
+    recipe: Recipe = None,
+    json: Json = False,
+) -> int:
+    """Draft for `specc serve --draft-socket PATH`, in a process and on cores of its own.
+
+    ARTIFACT is a smaller model with the same tokenizer, compiled with any method. Drafts are what it
+    would say itself; SIGTERM and Ctrl-C end it, and whoever asked it goes on without.
+
+    Example: specc draft-service small.specc --socket /run/specc/drafts --cores 2-3
+
+    Args:
+        artifact: Directory that `specc compile` made.
+        socket: Unix socket to listen on; only this user may connect to it.
+        cores: CPUs to run on, as 0-3 or 0,2,5; left out, those of this process.
+        max_texts: Most texts that hold state; the one asked for longest ago makes room. Fewer, if they
+            would take more than half of the memory that is available.
+        threads: Threads; 0 takes the physical cores this process may use.
+        recipe: TOML file with flags for this verb; what the command line says comes first.
+        json: Print one JSON object on stdout when ready.
+    """
+    del recipe  # (read before this was called)
+    flags.at_least("--max-texts", max_texts, 1)
+    if cores is not None:
+        os.sched_setaffinity(0, flags.cores("--cores", cores))
+    flags.threads(threads)
+    each, free = max(1, Manifest.read(artifact).state_bytes), available_memory()
+    texts = max_texts if free is None else max(1, min(max_texts, free // 2 // each))
+    with open_compiled(artifact, threads) as engine:
+        service = DraftService(engine, texts)
+        with listen(socket) as listening:
+            if json:
+                output.emit({"socket": str(socket), "pid": os.getpid(), "texts": texts})
+            output.say(
+                f"{engine.manifest.name} drafts at {socket}: {texts} texts of {human_bytes(each)}, "
+                f"{engine.threads} threads"
+            )
+            try:
+                service.serve(listening)
+            except KeyboardInterrupt:
+                output.say("stopped")
+            finally:
+                socket.unlink(missing_ok=True)
+    return output.EXIT_OK

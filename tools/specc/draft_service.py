@@ -1,0 +1,269 @@
+"""The process that drafts for others: an artifact, and a session of it for each text that somebody continues."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+from array import array
+from collections import OrderedDict
+from contextlib import suppress
+from pathlib import Path
+
+from specc.errors import RequestError, SpeccError, UsageError
+from specc.runtime import Artifact
+from specc.runtime import draft_frames as frames
+from specc.runtime.draft_frames import Frame, Kind, Reason, Vocabulary
+
+_LOG = logging.getLogger(__name__)
+MOST_CONNECTIONS = 16
+_HELLO_S = 5.0
+"""For the first frame; later ones may take for ever."""
+_REFUSE_S = 0.2
+_MOST_PATH = 107
+"""Bytes of a Unix socket's path (sys/un.h)."""
+
+
+def listen(path: Path) -> socket.socket:
+    """A socket at `path` that this user alone may connect to; raises UsageError (SPECC-E0715) if it cannot be had.
+
+    One that nobody listens on any more is replaced, nothing else is.
+    """
+    if len(os.fsencode(path)) > _MOST_PATH:
+        raise _cannot_listen(path, f"a path of over {_MOST_PATH} bytes")
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        if path.is_socket() and _is_dead(path):
+            path.unlink()
+        listening.bind(str(path))
+        path.chmod(0o600)  # nobody can have connected: it does not listen yet
+        listening.listen(MOST_CONNECTIONS)
+    except OSError as error:
+        listening.close()
+        raise _cannot_listen(path, str(error)) from error
+    return listening
+
+
+class DraftService:
+    """Answers proposals with what `artifact` says next. A thread for each connection, which owns its texts."""
+
+    def __init__(self, artifact: Artifact, most_texts: int) -> None:
+        self.artifact, self.most_texts = artifact, most_texts
+        self.vocabulary = Vocabulary.of(artifact.manifest)
+        self._lock = threading.Lock()
+        self._texts = 0
+        self._open: dict[threading.Thread, socket.socket] = {}
+
+    def serve(self, listening: socket.socket) -> None:
+        """Until interrupted; then lets running drafts end."""
+        try:
+            while True:
+                connected, _ = listening.accept()
+                thread = threading.Thread(target=self._talk, args=(connected,), name="specc-drafts")
+                with self._lock:
+                    full = len(self._open) >= MOST_CONNECTIONS
+                    if not full:
+                        self._open[thread] = connected
+                if full:
+                    with connected, suppress(OSError):
+                        connected.settimeout(_REFUSE_S)
+                        connected.recv(frames.MOST_BYTES)  # unread, it would reset the connection
+                        connected.send(frames.refused(Reason.FULL))
+                    continue
+                thread.start()
+        finally:
+            with self._lock:
+                threads = list(self._open)
+                for connected in self._open.values():
+                    with suppress(OSError):
+                        connected.shutdown(socket.SHUT_RDWR)
+            for thread in threads:
+                thread.join()
+
+    def take_room(self) -> bool:
+        """Whether one more text may hold state."""
+        with self._lock:
+            if self._texts >= self.most_texts:
+                return False
+            self._texts += 1
+            return True
+
+    def give_room(self, texts: int) -> None:
+        with self._lock:
+            self._texts -= texts
+
+    def _talk(self, connected: socket.socket) -> None:
+        with connected:
+            connection = _Connection(self, connected)
+            try:
+                connection.run()
+            except RequestError as error:  # what came is no frame: nothing after it can be trusted
+                _LOG.warning("%s", error)
+                with suppress(OSError):
+                    connected.send(frames.refused(Reason.FRAME))
+            except OSError:
+                pass  # it has gone
+            finally:
+                connection.close()
+                with self._lock:
+                    del self._open[threading.current_thread()]
+
+
+class _Connection:
+    """One client and its texts, the one asked for last at the end."""
+
+    def __init__(self, service: DraftService, connected: socket.socket) -> None:
+        self._service, self._socket = service, connected
+        self._texts: OrderedDict[int, _Text] = OrderedDict()
+
+    def run(self) -> None:
+        """Until it ends. Raises RequestError (SPECC-E0718) for what is no frame, or comes at the wrong time."""
+        self._socket.settimeout(_HELLO_S)
+        if not self._welcome():
+            return
+        self._socket.settimeout(None)
+        while (frame := self._next()) is not None:
+            if frame.kind == Kind.PING:
+                self._socket.send(frames.pong(frame.text))
+            elif frame.kind == Kind.CLOSE:
+                self._end(frame.text)
+            elif frame.kind == Kind.PROPOSE:
+                answer = self._propose(frame)
+                if frame.k:
+                    self._socket.send(answer)
+            else:
+                raise RequestError(
+                    "SPECC-E0718", "what came over the draft socket is no frame",
+                    expected="one that a client sends", found=frame.kind.name, cure="report it",
+                )  # fmt: skip
+
+    def close(self) -> None:
+        for number in list(self._texts):
+            self._end(number)
+
+    def _welcome(self) -> bool:
+        frame = self._next()
+        if frame is None:
+            return False
+        ours, theirs = self._service.vocabulary, frame.vocabulary
+        if theirs is None or theirs.digest != ours.digest:
+            self._socket.send(frames.refused(Reason.FRAME if theirs is None else Reason.VOCABULARY))
+            return False
+        self._socket.send(frames.hello(ours))
+        return True
+
+    def _next(self) -> Frame | None:
+        data = self._socket.recv(frames.MOST_BYTES + 1)
+        return frames.read(data) if data else None
+
+    def _propose(self, frame: Frame) -> bytes:
+        text = self._texts.get(frame.text)
+        if text is None and frame.start == 0:
+            text = self._begin(frame.text)
+        if text is None or not text.follow(frame):
+            return frames.lost(frame.text, frame.count, frame.crc)
+        self._texts.move_to_end(frame.text)
+        try:
+            drafted = text.continued(frame.k)
+        except SpeccError as error:  # beyond its context, an id that only the target has: no drafts
+            _LOG.info("%s", error)
+            drafted = array("I")
+        return frames.draft(frame.text, frame.count, frame.crc, drafted)
+
+    def _begin(self, number: int) -> _Text | None:
+        if not self._service.take_room():
+            if not self._texts:
+                return None
+            self._end(next(iter(self._texts)))
+            if not self._service.take_room():
+                return None
+        try:
+            text = self._texts[number] = _Text(self._service.artifact)
+        except SpeccError as error:  # there is no memory for its state
+            _LOG.warning("%s", error)
+            self._service.give_room(1)
+            return None
+        return text
+
+    def _end(self, number: int) -> None:
+        if (text := self._texts.pop(number, None)) is not None:
+            text.close()
+            self._service.give_room(1)
+
+
+class _Text:
+    """What a client has committed of a text, and a session that is at most some drafts beside it."""
+
+    def __init__(self, artifact: Artifact) -> None:
+        self._session = artifact.session()
+        self._tokens = array("I")
+        self._said = array("I")  # the session's tokens
+        self._options: tuple[float, int] | None = None
+
+    def follow(self, frame: Frame) -> bool:
+        """Take over the client's text; False if it does not join on to what is known."""
+        if frame.start > len(self._tokens):
+            return False
+        tokens = self._tokens[: frame.start] + array("I", frame.tokens)
+        if frames.checksum(tokens) != frame.crc:
+            return False
+        self._tokens = tokens
+        if self._options != (frame.temperature, frame.seed):
+            self._options = frame.temperature, frame.seed
+            self._session.configure(temperature=frame.temperature, seed=frame.seed)
+        return True
+
+    def continued(self, k: int) -> array[int]:
+        """Up to `k` tokens after it, fewer where the text ends; reads what is new of it in any case.
+
+        Raises RequestError for a text that the artifact cannot hold.
+        """
+        kept = self._common()
+        if kept < len(self._said):
+            self._session.rewind(kept)
+            del self._said[kept:]
+        self._session.set("max_tokens", k)
+        if new := self._tokens[kept:]:
+            self._session.append(new)
+            self._said.extend(new)
+        elif k:
+            self._session.append(())  # counts its tokens anew
+        if not (k and self._tokens):
+            return array("I")
+        try:
+            drafted = array("I", self._session.iterate())
+        except BaseException:
+            self._said = array("I", self._session.tokens)  # some may have been committed
+            raise
+        self._said.extend(drafted)
+        return drafted
+
+    def close(self) -> None:
+        self._session.close()
+
+    def _common(self) -> int:
+        """Leading tokens that the text and the session share."""
+        shared = min(len(self._tokens), len(self._said))
+        if self._tokens[:shared] == self._said[:shared]:
+            return shared
+        return next(i for i in range(shared) if self._tokens[i] != self._said[i])
+
+
+def _is_dead(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as asking:
+        asking.settimeout(1)
+        try:
+            asking.connect(str(path))
+        except ConnectionRefusedError:
+            return True
+        except OSError:
+            return False
+    return False
+
+
+def _cannot_listen(path: Path, found: str) -> UsageError:
+    return UsageError(
+        "SPECC-E0715", "the address cannot be listened on", where=str(path), found=found,
+        cure="choose another --socket, or end the service that has it",
+    )  # fmt: skip
