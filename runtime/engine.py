@@ -92,6 +92,13 @@ class Artifact:
         count: int = self._library.specc_artifact_threads(self._open())
         return count
 
+    def use_threads(self, count: int) -> None:
+        """Let only `count` of them work, from the next kernel on; raises RequestError (SPECC-E0601).
+
+        Any thread may call it. They are those of all artifacts that share the model library.
+        """
+        self._check(self._library.specc_artifact_use_threads(self._open(), count))
+
     def tokenize(
         self, text: str, *, add_special: bool = True, parse_special: bool = False
     ) -> list[int]:

@@ -34,6 +34,7 @@ PROTOTYPES: dict[str, tuple[object, list[object]]] = {
     "specc_artifact_free": (None, [c.c_void_p]),
     "specc_artifact_manifest": (c.c_char_p, [c.c_void_p]),
     "specc_artifact_threads": (c.c_int32, [c.c_void_p]),
+    "specc_artifact_use_threads": (c.c_int, [c.c_void_p, c.c_int32]),
     "specc_tokenize": (
         c.c_int,
         [

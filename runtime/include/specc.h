@@ -64,6 +64,9 @@ SPECC_API specc_result specc_artifact_load_from(const specc_source*, int32_t thr
 SPECC_API void specc_artifact_free(specc_artifact*);
 /* How many threads run its kernels. */
 SPECC_API int32_t specc_artifact_threads(const specc_artifact*);
+/* From the next kernel on, let only so many of them work, 1 to all; any thread may call it, at any time. Tokens are the
+ * same with any. For processes that share their cores with others. */
+SPECC_API specc_result specc_artifact_use_threads(specc_artifact*, int32_t threads);
 /* The manifest as JSON text, owned by the artifact. */
 SPECC_API const char* specc_artifact_manifest(const specc_artifact*);
 

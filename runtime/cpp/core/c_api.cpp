@@ -104,6 +104,21 @@ int32_t specc_artifact_threads(const specc_artifact* handle) {
   return handle == nullptr ? 0 : handle->artifact->library().threads();
 }
 
+specc_result specc_artifact_use_threads(specc_artifact* handle, int32_t threads) {
+  return guarded([&] {
+    require(handle, "artifact");
+    ModelLibrary& library = handle->artifact->library();
+    if (threads < 1 || threads > library.threads()) {
+      throw Error(Code::Option, "there are not so many threads")
+          .where("threads")
+          .expected("1 to " + std::to_string(library.threads()))
+          .found(std::to_string(threads));
+    }
+    library.use_threads(threads);
+    return SPECC_OK;
+  });
+}
+
 specc_result specc_session_open(specc_artifact* handle, specc_session** out) {
   return guarded([&] {
     require(out, "out");

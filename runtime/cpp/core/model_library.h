@@ -30,6 +30,7 @@ class ModelLibrary {
   void place(const std::string& name, specc_tensor* state) const;
   std::optional<int32_t> entry(const std::string& name) const;
   int32_t threads() const { return pool_.threads(); }
+  void use_threads(int32_t threads) { pool_.use(threads); }
   uint32_t thread_syncs() const { return pool_.jobs(); }  // so far; wraps around
 
   // Held by whoever calls into the model. Every call goes under it: tensors are counted without atomics on the other

@@ -62,7 +62,7 @@ void pin_to(std::thread& thread, int cpu) {
 
 }  // namespace
 
-Pool::Pool(int32_t threads, bool pin) {
+Pool::Pool(int32_t threads, bool pin) : used_(kMaxThreads) {
   watch_forks();
   fork_generation_ = fork_generation.load(std::memory_order_relaxed);
   const int32_t count = std::clamp<int32_t>(threads, 1, kMaxThreads);
@@ -94,7 +94,7 @@ Pool::~Pool() {
 }
 
 void Pool::parallel(int32_t parts, Body body, void* arg) {
-  const int32_t crew = std::min(parts, threads());
+  const int32_t crew = std::min({parts, threads(), used_.load(std::memory_order_relaxed)});
   const bool forked = fork_generation_ != fork_generation.load(std::memory_order_relaxed);
   if (crew <= 1 || inside_part || forked || busy_.exchange(true, std::memory_order_acquire)) {
     for (int32_t part = 0; part < parts; ++part) body(arg, part);

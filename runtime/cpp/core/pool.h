@@ -28,6 +28,8 @@ class Pool {
   Pool& operator=(const Pool&) = delete;
 
   int32_t threads() const { return static_cast<int32_t>(workers_.size()) + 1; }
+  // From the next kernel on no more than so many of them work; any thread may say so.
+  void use(int32_t threads) { used_.store(threads, std::memory_order_relaxed); }
   // How often several threads were set to work, and met again.
   uint32_t jobs() const { return static_cast<uint32_t>(ticket_.load(std::memory_order_relaxed) >> 32); }
 
@@ -61,6 +63,8 @@ class Pool {
   int32_t parts_ = 0;
   int32_t grain_ = 1;  // parts that are claimed as one: 1 but for very many
   std::atomic<bool> stopping_{false};
+
+  std::atomic<int32_t> used_;  // what the caller alone reads
 
   alignas(64) std::atomic<int32_t> unfinished_{0};  // what the caller watches
   alignas(64) std::atomic<bool> busy_{false};

@@ -253,6 +253,8 @@ def test_where_it_listens(tmp_path: Path, path: Path) -> None:
         ("--cores", "x"),
         ("--cores", "3-1"),
         ("--max-texts", "0"),
+        ("--busy", "1.5"),
+        ("--min-cores", "0"),
     ],
 )
 def test_flags_that_cannot_be(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from specc import flags, output
 from specc.checks import available_memory
+from specc.core_controller import CoreController, Meter, follow
 from specc.draft_service import DraftService, listen
 from specc.engines import open_compiled
 from specc.flags import Json
@@ -21,6 +22,8 @@ def main(
     *,
     socket: Path,
     cores: str | None = None,
+    min_cores: int | None = None,
+    busy: float = 0.95,
     max_texts: int = 64,
     threads: int = 0,
     recipe: Recipe = None,
@@ -37,6 +40,8 @@ def main(
         artifact: Directory that `specc compile` made.
         socket: Unix socket to listen on; only this user may connect to it.
         cores: CPUs to run on, as 0-3 or 0,2,5; left out, those of this process.
+        min_cores: Give up cores that others want, down to so many; left out, none is given up.
+        busy: Part of the cores' time, above 0 to 1, beyond which there are none to spare.
         max_texts: Most texts that hold state; the one asked for longest ago makes room. Fewer, if they
             would take more than half of the memory that is available.
         threads: Threads; 0 takes the physical cores this process may use.
@@ -45,6 +50,8 @@ def main(
     """
     del recipe  # (read before this was called)
     flags.at_least("--max-texts", max_texts, 1)
+    if not 0 < busy <= 1:
+        raise flags.bad_value("--busy", "above 0, at most 1", busy)
     if cores is not None:
         os.sched_setaffinity(0, flags.cores("--cores", cores))
     flags.threads(threads)
@@ -52,6 +59,13 @@ def main(
     texts = max_texts if free is None else max(1, min(max_texts, free // 2 // each))
     with open_compiled(artifact, threads) as engine:
         service = DraftService(engine, texts)
+        if min_cores is not None:
+            if not 1 <= min_cores <= engine.threads:
+                raise flags.bad_value(
+                    "--min-cores", f"1 to {engine.threads}, its threads", min_cores
+                )
+            controller = CoreController(engine.threads, min_cores, busy)
+            follow(controller, Meter(os.sched_getaffinity(0)), engine.use_threads)
         with listen(socket) as listening:
             if json:
                 output.emit({"socket": str(socket), "pid": os.getpid(), "texts": texts})
