@@ -7,6 +7,7 @@ import threading
 import time
 from array import array
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -65,12 +66,13 @@ def peer(tmp_path: Path, manifest: Manifest) -> Iterator[Callable[..., Path]]:
         ends.append(listening)
 
         def talk(end: socket.socket) -> None:
-            while data := end.recv(frames.MOST_BYTES):
-                frame = frames.read(data)
-                if frame.kind == Kind.HELLO:
-                    end.send(frames.hello(vocabulary or Vocabulary.of(manifest)))
-                for answer in script(frame) if frame.kind != Kind.HELLO else ():
-                    end.send(answer)
+            with suppress(OSError):  # it has gone
+                while data := end.recv(frames.MOST_BYTES):
+                    frame = frames.read(data)
+                    if frame.kind == Kind.HELLO:
+                        end.send(frames.hello(vocabulary or Vocabulary.of(manifest)))
+                    for answer in script(frame) if frame.kind != Kind.HELLO else ():
+                        end.send(answer)
 
         def accept() -> None:
             while True:
@@ -86,7 +88,7 @@ def peer(tmp_path: Path, manifest: Manifest) -> Iterator[Callable[..., Path]]:
 
     yield start
     for end in ends:
-        with end:
+        with end, suppress(OSError):
             end.shutdown(socket.SHUT_RDWR)
 
 
