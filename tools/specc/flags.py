@@ -186,6 +186,16 @@ def cores(flag: str, text: str) -> set[int]:
     return found
 
 
+def replicas(flag: str, text: str) -> tuple[int, int]:
+    """`2`, or `1:4`: the least and the most."""
+    least, colon, most = text.partition(":")
+    ends = (least, most if colon else least)
+    numbers = tuple(int(end) if end.isdecimal() and len(end) < 5 else 0 for end in ends)
+    if not 1 <= numbers[0] <= numbers[1]:
+        raise bad_value(flag, "a number, or two as in 1:4", text)
+    return numbers[0], numbers[1]
+
+
 def one_of(flag: str, value: str, known: Iterable[str]) -> None:
     """Refuse a word that is not known, with the one that was probably meant."""
     choices = tuple(known)

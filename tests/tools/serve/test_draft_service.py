@@ -26,6 +26,7 @@ from specc.runtime.draft_client import DraftClient
 from specc.runtime.draft_frames import Kind, Vocabulary
 from specc.serve.policy import Dispatcher
 from specc.serve.slots import Ask, Progress, SessionSlots
+from tests.conftest import artifact_of
 from tests.faults.helpers import altered, plain
 from tests.tools.serve.conftest import Server, running
 from tests.tools.serve.drafting import drafting, eventually
@@ -352,3 +353,24 @@ def test_the_way_is_measured(tiny_artifact: Path) -> None:
     found = way_us(tiny_artifact, count=20)
     assert set(found) == {"ping", "draft_1", "draft_4", "draft_8"}
     assert all(0 < times["median"] <= times["p99"] for times in found.values())
+
+
+def test_the_graph_takes_over(
+    tiny_model: Path, shared_folder: Path, tiny_artifact: Path, path: Path
+) -> None:
+    """An artifact that drafts in its graph leaves that to the service, and goes on by itself when it is killed."""
+    graph = artifact_of("draft_model", tiny_model, shared_folder)
+    with Artifact.load(graph) as opened, drafting(tiny_artifact, path, "--threads", 1) as process:
+        client = DraftClient(path, opened.manifest, deadline_s=5)
+        texts = Texts(opened, client, length=60)
+        first = texts.turn(6)
+        process.kill()
+        process.wait()
+        then = texts.turn()
+        texts.check()
+        client.close()
+    assert {p.method for p in first if p.played} == {"remote"}
+    assert sum(p.accepted for p in first) > 20
+    assert {p.method for p in then} >= {"draft_model"}
+    assert sum(p.drafted for p in then if p.method == "draft_model") > 0
+    assert len([p for p in then if p.fallback == "draft_lost"]) == 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -11,14 +11,11 @@ from cyclopts import Parameter
 
 from specc import flags, output
 from specc.checks import available_memory
-from specc.commands.run_ import has_tokenizer
-from specc.engines import open_compiled
-from specc.errors import RequestError, UsageError
+from specc.errors import UsageError
 from specc.flags import Json
 from specc.progress import human_bytes
 from specc.recipe import Recipe
-from specc.runtime import Artifact, Manifest
-from specc.runtime.draft_client import DraftClient
+from specc.runtime import Manifest
 
 MOST_PORT = 65535
 _MOST_DEADLINE = 60.0
@@ -45,6 +42,7 @@ def main(
     draft_deadline: float | None = None,
     on_draft_loss: Literal["plain", "503"] = "plain",
     method_policy: Path | None = None,
+    replicas: str | None = None,
     metrics_prefix: str = "specc",
     threads: int = 0,
     recipe: Recipe = None,
@@ -80,6 +78,8 @@ def main(
         on_draft_loss: What becomes of new requests while the draft service is unwell: plain serves them
             without it, 503 refuses them.
         method_policy: JSON file that says which method drafts when; read again when it changes.
+        replicas: How many processes serve, 2, or 1:4 as texts wait: with Ray Serve, each with an artifact,
+            threads, sessions and a queue of its own.
         metrics_prefix: Of the names on /metrics: vllm makes dashboards for vLLM work.
         threads: Threads; 0 takes the physical cores this process may use.
         recipe: TOML file with flags for this verb; what the command line says comes first.
@@ -108,70 +108,69 @@ def main(
     if api_key == "":
         raise flags.bad_value("--api-key", "a key", "nothing", "leave it out to serve anybody")
     try:
-        from specc.serve.policy import Dispatcher
+        from specc.serve.opening import Opening
+        from specc.serve.replicas import serve_replicas
         from specc.serve.server import listen, serve
-        from specc.serve.service import Service, Settings
+        from specc.serve.service import Settings
     except ImportError as error:
         raise UsageError(
             "SPECC-E0701", "serving needs packages that are not installed", found=str(error),
             cure="pip install 'specc-compiler[serve]'",
         ) from error  # fmt: skip
     manifest = Manifest.read(artifact)
-    sessions = _sessions(manifest, max_sessions, state_memory)
-    with ExitStack() as held:
-        dispatcher = drafts = None
-        if draft_socket is not None:
-            _check_drafts(manifest, artifact)
-        if draft_socket is not None or method_policy is not None:
-            dispatcher = Dispatcher(manifest, method_policy, draft_service=draft_socket is not None)
-        if draft_socket is not None:
-            drafts = DraftClient(draft_socket, manifest, deadline_s=draft_deadline)
-            held.callback(drafts.close)
-        socket = held.enter_context(listen(host, port))
-        engine = held.enter_context(open_compiled(artifact, threads))
-        _check_tokenizer(engine, artifact)
-        k = flags.draft_length(engine.manifest, num_speculative_tokens)
-        flags.length_policy(engine.manifest, length_policy, k)
-        model = served_model_name or engine.manifest.name
-        service = Service(
-            engine,
-            Settings(
-                model,
-                sessions,
-                max_queue,
-                max_body,
-                timeout,
-                k,
-                api_key,
-                f"{metrics_prefix}:",
-                length_policy,
-                on_draft_loss == "503",
-            ),
-            drafts,
-            dispatcher,
-        )
-        address = socket.getsockname()
-        url = f"http://{f'[{host}]' if ':' in host else host}:{address[1]}"
-        spoken = flags.speculation(engine.manifest, k, length_policy)
+    least, most = (1, 1) if replicas is None else flags.replicas("--replicas", replicas)
+    sessions = _sessions(manifest, max_sessions, state_memory, most)
+    k = flags.draft_length(manifest, num_speculative_tokens)
+    flags.length_policy(manifest, length_policy, k)
+    if draft_socket is not None:
+        _check_drafts(manifest, artifact)
+    settings = Settings(
+        served_model_name or manifest.name, sessions, max_queue, max_body, timeout, k, api_key,
+        f"{metrics_prefix}:", length_policy, refuse_without_drafts=on_draft_loss == "503",
+    )  # fmt: skip
+    opening = Opening(artifact, threads, settings, draft_socket, draft_deadline, method_policy)
 
-        def ready() -> None:
-            if json:
-                output.emit({"url": url, "model": model, "pid": os.getpid(), "slots": sessions})
-            output.say(f"speculation: {spoken}")
-            if dispatcher is not None:
-                output.say(f"methods: {', '.join(dispatcher.methods)}")
-            output.say(f"{model} at {url}/v1, {sessions} texts at once, {max_queue} may wait")
+    def ready(url: str) -> None:
+        if json:
+            told = {"url": url, "model": settings.model, "pid": os.getpid(), "slots": sessions}
+            output.emit(told)
+        output.say(f"speculation: {flags.speculation(manifest, k, length_policy)}")
+        if (dispatcher := opening.dispatcher()) is not None:
+            output.say(f"methods: {', '.join(dispatcher.methods)}")
+        each = "" if replicas is None else f" in each of {replicas} replicas"
+        queue = f"{sessions} texts at once, {max_queue} may wait{each}"
+        output.say(f"{settings.model} at {url}/v1, {queue}")
 
-        serve(service, socket, ready, drain_timeout)
+    if replicas is not None:
+        opening = replace(opening, threads=threads or max(1, _cpus() // most))
+        with listen(host, port) as free:  # (Ray would try for long)
+            port = free.getsockname()[1]
+        with opening.open():
+            pass  # what is wrong is said before replicas are started
+        url = _url(host, port)
+        serve_replicas(opening, host, port, (least, most), drain_timeout, lambda: ready(url))
+        return output.EXIT_OK
+    with listen(host, port) as socket, opening.open() as service:
+        url = _url(host, socket.getsockname()[1])
+        serve(service, socket, lambda: ready(url), drain_timeout)
     return output.EXIT_OK
 
 
-def _sessions(manifest: Manifest, most: int, budget: int | None) -> int:
-    """How many sessions the memory plan allows, at most `most`."""
+def _url(host: str, port: int) -> str:
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def _cpus() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def _sessions(manifest: Manifest, most: int, budget: int | None, replicas: int) -> int:
+    """How many sessions the memory plan allows each of so many replicas, at most `most`."""
     each = max(1, manifest.state_bytes)
     if budget is None:
         free = available_memory()
-        budget = most * each if free is None else free // 2
+        budget = most * each * replicas if free is None else free // 2
+    budget //= replicas
     if budget < each:
         raise UsageError(
             "SPECC-E0714", "the state of not even one text fits", where="--state-memory",
@@ -193,11 +192,3 @@ def _check_drafts(manifest: Manifest, path: Path) -> None:
         expected="rounds with K > 0 that come in pieces", found=found,
         cure="compile with --method ngram, or another one without --tree",
     )  # fmt: skip
-
-
-def _check_tokenizer(engine: Artifact, path: Path) -> None:
-    if not has_tokenizer(engine):
-        raise RequestError(
-            "SPECC-E0605", "the artifact has no tokenizer", where=str(path),
-            cure="compile it from a model that has one",
-        )  # fmt: skip

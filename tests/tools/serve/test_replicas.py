@@ -1,0 +1,105 @@
+"""Replicas behind one address, by Ray Serve; without it, which package is missing."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import openai
+import pytest
+
+from specc import cli, flags
+from specc.errors import UsageError
+from specc.runtime import Artifact
+from tests.faults.helpers import plain
+
+PROMPT = [7, 21, 40, 99, 150, 7, 21]
+LENGTHS = [20 + n for n in range(24)]
+HAS_RAY = importlib.util.find_spec("ray") is not None
+
+
+@pytest.mark.parametrize(("text", "replicas"), [("2", (2, 2)), ("1:4", (1, 4)), ("3:3", (3, 3))])
+def test_how_many(text: str, replicas: tuple[int, int]) -> None:
+    assert flags.replicas("--replicas", text) == replicas
+
+
+@pytest.mark.parametrize("text", ["0", "0:2", "3:2", "x", "1:", ":2", "1:2:3", "-1", "99999", ""])
+def test_how_many_it_cannot_be(text: str) -> None:
+    with pytest.raises(UsageError, match="SPECC-E0103"):
+        flags.replicas("--replicas", text)
+
+
+def without_ray(artifact: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["serve", str(artifact), "--port", "0", "--replicas", "2", "--json"]) == 2
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert error["code"] == "SPECC-E0701"
+    assert error["cure"] == "pip install 'specc-compiler[ray]'"
+
+
+def test_without_its_package(
+    tiny_artifact: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    without_ray(tiny_artifact, capsys)
+
+
+def tokens_of(url: str) -> float:
+    """What one of the replicas has given out."""
+    with urllib.request.urlopen(f"{url}/metrics") as page:
+        text = page.read().decode()
+    return float(re.findall(r"^specc:generation_tokens_total{.*} (\S+)$", text, re.M)[0])
+
+
+def test_two_of_them(tiny_artifact: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Both answer, with the tokens that the artifact says alone; and end in order."""
+    if not HAS_RAY:
+        without_ray(tiny_artifact, capsys)
+        return
+    command = [
+        sys.executable,
+        "-m",
+        "specc",
+        "serve",
+        tiny_artifact,
+        "--port",
+        0,
+        "--json",
+        "--replicas",
+        2,
+    ]
+    process = subprocess.Popen(
+        [str(part) for part in command], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        text=True,
+    )  # fmt: skip
+    with process, Artifact.load(tiny_artifact) as artifact:
+        try:
+            assert process.stdout is not None
+            told = json.loads(process.stdout.readline())
+            with openai.OpenAI(base_url=told["url"] + "/v1", api_key="none") as client:
+
+                def ask(length: int) -> str:
+                    made = client.completions.create(
+                        model=told["model"], prompt=PROMPT, max_tokens=length, temperature=0,
+                        extra_body={"ignore_eos": True},
+                    )  # fmt: skip
+                    return made.choices[0].text
+
+                with ThreadPoolExecutor(4) as clients:
+                    answers = list(clients.map(ask, LENGTHS))
+            for length, text in zip(LENGTHS, answers, strict=True):
+                assert text == artifact.detokenize(plain(artifact, PROMPT, length))
+            # Each has counters of its own, and one of them is asked.
+            counted = {tokens_of(told["url"]) for _ in range(40)}
+            assert len(counted) == 2
+            assert sum(counted) == sum(LENGTHS)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
