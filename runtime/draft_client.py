@@ -14,7 +14,7 @@ from pathlib import Path
 from specc.errors import SpeccError
 from specc.runtime import draft_frames as frames
 from specc.runtime.draft_channel import Channel
-from specc.runtime.draft_frames import Kind, Vocabulary
+from specc.runtime.draft_frames import Frame, Kind, Vocabulary
 from specc.runtime.draft_health import PING_S, Health
 from specc.runtime.manifest import Manifest
 
@@ -62,6 +62,7 @@ class DraftClient:
         self._with_drafts_s: float | None = None
         self._acceptance = 1.0
         self._late_in_a_row = self._passed = self._last_text = 0
+        self._asking: dict[int, RemoteText] = {}
         self._health = Health()
         self._lock = threading.Lock()  # of _channel
         self._channel: Channel | None = Channel.connect(path, self._vocabulary, CONNECT_S)
@@ -174,26 +175,66 @@ class DraftClient:
     def forget(self, text: RemoteText) -> None:
         """The text has ended."""
         with self._lock, suppress(OSError):
+            self._asking.pop(text.number, None)
             if self._channel is not None and text.channel is self._channel:
                 self._channel.send(frames.close(text.number))
+
+    def ahead(self, text: RemoteText, tokens: array[int], k: int) -> None:
+        """Ask for what `ask` will want next, so that the service drafts while others have their turn."""
+        with self._lock:
+            if not self._health.healthy or self._late_in_a_row:
+                return
+            try:
+                self._request(text, tokens, k)
+            except OSError:
+                self._lose()
 
     def _exchange(
         self, channel: Channel, text: RemoteText, tokens: array[int], k: int, until: float
     ) -> Sequence[int] | None:
         """The draft, None if it did not come in time."""
         lost = False
-        crc = self.tell(text, tokens, k)
-        while crc is not None and (frame := channel.receive(until)) is not None:
-            if (frame.text, frame.count, frame.crc) != (text.number, len(tokens), crc):
-                self.counts.stale += 1
-            elif frame.kind == Kind.DRAFT:
-                return frame.tokens[:k]
-            elif frame.kind == Kind.LOST:
-                if lost:
-                    return ()  # it cannot hold the text
-                lost, text.sent = True, 0
-                crc = self.tell(text, tokens, k)
-        return None
+        if not self._request(text, tokens, k):
+            return None
+        while True:
+            if (answer := text.answer) is None:
+                if (frame := channel.receive(until)) is None:
+                    return None
+                self._take(frame)
+            elif answer.kind == Kind.DRAFT:
+                return answer.tokens[:k]
+            elif lost:
+                return ()  # it cannot hold the text
+            else:
+                lost, text.sent, text.asked_for = True, 0, None
+                if not self._request(text, tokens, k):
+                    return None
+
+    def _request(self, text: RemoteText, tokens: array[int], k: int) -> bool:
+        """Ask, unless so many drafts were asked for already; whether the question is on its way."""
+        if text.channel is not self._channel:
+            text.asked_for = None
+        about = len(tokens), frames.checksum(tokens)
+        if text.asked_for == about and text.asked_k >= k:
+            return True
+        again = text.asked_for == about
+        text.asked_for = text.answer = None
+        if self.tell(text, tokens, k) is None:
+            return False
+        text.unanswered = text.unanswered + 1 if again else 1
+        text.asked_for, text.asked_k = about, k
+        self._asking[text.number] = text
+        return True
+
+    def _take(self, frame: Frame) -> None:
+        """Give an answer to the text that waits for it, if one does."""
+        text = self._asking.get(frame.text)
+        if text is not None and text.asked_for == (frame.count, frame.crc):
+            text.unanswered -= 1
+            if not text.unanswered:  # else it was asked again for more
+                text.answer = frame
+                return
+        self.counts.stale += 1
 
     def _lose(self) -> None:
         self._drop_channel()
@@ -247,6 +288,10 @@ class RemoteText:
         self.channel: Channel | None = None  # that `sent` tokens went over
         self.sent = 0
         self.why, self.asked = "", 0
+        # What an answer is awaited for: the text's count and crc, its drafts, and how many answers are on their way.
+        self.asked_for: tuple[int, int] | None = None
+        self.asked_k = self.unanswered = 0
+        self.answer: Frame | None = None
 
     def __call__(self, committed: Sequence[int], k: int) -> Sequence[int]:
         self.asked = min(k, frames.MOST_DRAFTS)
@@ -256,6 +301,11 @@ class RemoteText:
     def prepare(self, ids: Sequence[int]) -> None:
         """Let the service read the prompt while the target does."""
         self._client.prepare(self, ids)
+
+    def ahead(self, committed: Sequence[int]) -> None:
+        """Ask for as many drafts as were asked for last, for a call that comes later."""
+        if self.asked:
+            self._client.ahead(self, array("I", committed), self.asked)
 
     def close(self) -> None:
         """Let the service forget it."""

@@ -170,21 +170,22 @@ def test_a_draft_that_comes_too_late(
     peer: Callable[..., Path], client: Callable[..., DraftClient]
 ) -> None:
     """It is not waited for, and not taken for the next one's answer."""
+    released = threading.Event()
 
     def script(frame: Frame) -> list[bytes]:
         if frame.kind == Kind.PROPOSE and frame.count == 3:
-            time.sleep(0.2)
+            released.wait(30)
         return well(frame)
 
     asking = client(peer(script), deadline_s=0.05)
     text = asking.text()
     begun = time.monotonic()
     assert (text([1, 2, 3], 2), text.why) == ((), LATE)
-    assert time.monotonic() - begun < 0.15
-    time.sleep(0.3)
+    assert 0.05 <= time.monotonic() - begun < 10
+    released.set()
+    asking._fixed_s = 20
     assert (list(text([1, 2, 3, 4], 2)), text.why) == ([4, 5], "")
     assert (asking.counts.late, asking.counts.stale, asking.counts.answered) == (1, 1, 1)
-    assert asking.healthy
 
 
 def test_one_that_is_always_late_is_asked_less_and_less(
@@ -232,30 +233,31 @@ def test_no_frame_ends_the_connection(
             return [b"nonsense"]
         return well(frame)
 
-    asking = client(peer(script), deadline_s=5, ping_s=0.01)
+    asking = client(peer(script), deadline_s=5, ping_s=0.1)
     text = asking.text()
     assert (text([1, 2], 1), text.why) == ((), LOST)
-    until = time.monotonic() + 5
+    until = time.monotonic() + 30
     while not asking.healthy and time.monotonic() < until:
         time.sleep(0.01)
     assert list(text([1, 2], 1)) == [2]
 
 
 def test_unanswered_pings(peer: Callable[..., Path], client: Callable[..., DraftClient]) -> None:
-    heard: list[float] = []
+    """The first three are not answered; after five that are, it is asked again."""
+    made: list[DraftClient] = []
+    healthy: list[bool] = []
 
     def script(frame: Frame) -> list[bytes]:
-        heard.append(time.monotonic())
-        return well(frame) if len(heard) > 3 else []
+        healthy.append(made[0].healthy)
+        return well(frame) if len(healthy) > 3 else []
 
-    asking = client(peer(script), deadline_s=5, ping_s=0.05)
-    until = time.monotonic() + 5
-    while asking.healthy and time.monotonic() < until:
-        time.sleep(0.005)
-    assert len(heard) == 3
-    while not asking.healthy and time.monotonic() < until:
-        time.sleep(0.005)
-    assert len(heard) == 8
+    made.append(client(peer(script), deadline_s=5, ping_s=0.1))
+    until = time.monotonic() + 30
+    while (len(healthy) < 4 or not made[0].healthy) and time.monotonic() < until:
+        time.sleep(0.01)
+    assert made[0].healthy
+    assert len(healthy) >= 8  # (more on a machine that is late with an answer)
+    assert healthy[:8] == [True] * 3 + [False] * 5
 
 
 def test_nobody_there(tmp_path: Path, manifest: Manifest) -> None:
@@ -285,3 +287,33 @@ def test_the_deadline_is_what_drafts_are_worth(
     for _ in range(500):
         asking.learn(0.03, drafted=4, accepted=0)
     assert asking.deadline_s(4) == pytest.approx(0.01)
+
+
+def test_asked_ahead(peer: Callable[..., Path], client: Callable[..., DraftClient]) -> None:
+    """The answer to one text may come while another one waits; it is asked again only for more drafts."""
+    asked: list[tuple[int, int, int]] = []
+
+    def script(frame: Frame) -> list[bytes]:
+        if frame.kind == Kind.PROPOSE:
+            asked.append((frame.text, frame.count, frame.k))
+        return well(frame)
+
+    both = client(peer(script), deadline_s=5)
+    one, other = both.text(), both.text()
+    one.asked = other.asked = 2
+    one.ahead([1, 2, 3])
+    other.ahead([1, 2, 3, 4])
+    assert list(other([1, 2, 3, 4], 2)) == [4, 5]
+    assert list(one([1, 2, 3], 2)) == [3, 4]
+    assert asked == [(1, 3, 2), (2, 4, 2)]
+    one.ahead([1, 2, 3, 4])
+    assert list(one([1, 2, 3, 4], 1)) == [4]
+    assert len(asked) == 3
+    one.ahead([1, 2, 3, 4, 5])
+    assert list(one([1, 2, 3, 4, 5], 3)) == [5, 6, 7]
+    assert asked[3:] == [(1, 5, 1), (1, 5, 3)]
+    one.ahead([1, 2, 3, 4, 5, 6])  # of which nothing comes
+    assert list(one([1, 2, 3, 4, 5, 9], 3)) == [6, 7, 8]
+    assert both.counts.stale == 2
+    one.close()
+    assert list(other([1, 2, 3, 4, 5], 2)) == [5, 6]

@@ -40,7 +40,7 @@ def drafting(artifact: Path, path: Path, *flags: object) -> Iterator[subprocess.
         process.communicate()
 
 
-def eventually(true: Callable[[], bool], seconds: float = 20) -> bool:
+def eventually(true: Callable[[], bool], seconds: float = 60) -> bool:
     """Whether it becomes so."""
     until = time.monotonic() + seconds
     while not true():

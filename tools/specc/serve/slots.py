@@ -235,14 +235,16 @@ class SessionSlot:
         )
         if self._drafts is not None and played:
             self._learn(drafted, accepted)
-        remote = self._remote
+        remote, finish = self._remote, self._session.finish_reason
+        if remote is not None and self._method == REMOTE and not finish:
+            remote.ahead(self._session.tokens)  # while others have their turn
         return Progress(
             tuple(tokens), tuple(logprobs), played=played > 0, drafted=drafted, accepted=accepted,
             forbidden=forbidden > 0,
             fallback=self._why_none(before) if played and not drafted else "",
             method=self._method,
             late=remote.asked if remote is not None and remote.why == LATE else 0,
-            finish=self._session.finish_reason,
+            finish=finish,
         )  # fmt: skip
 
     def _learn(self, drafted: int, accepted: int) -> None:
