@@ -44,6 +44,7 @@ std::shared_ptr<Artifact> Artifact::load(std::unique_ptr<Source> source, int32_t
   artifact->rounds_ = RoundTable(manifest, artifact->plans_);
   artifact->round_costs_ = RoundCosts(manifest.draft_lengths.size());
   artifact->piece_costs_ = RoundCosts(manifest.draft_lengths.size());
+  artifact->given_costs_ = RoundCosts(manifest.draft_lengths.size());
   return artifact;
 }
 

@@ -30,6 +30,8 @@ class Artifact {
   const RoundTable& rounds() const { return rounds_; }
   // Of round functions, or of rounds in pieces, which cost more.
   RoundCosts& round_costs(bool in_pieces = false) const { return in_pieces ? piece_costs_ : round_costs_; }
+  // Of rounds whose drafts are not the artifact's own, with the wait for them.
+  RoundCosts& given_costs() const { return given_costs_; }
   Texts& texts() const { return texts_; }
   specc_tensor* const* weights() const { return weights_->views(); }
 
@@ -50,7 +52,7 @@ class Artifact {
   std::unique_ptr<WeightTable> weights_;  // after what it borrows
   std::vector<Plan> plans_;
   RoundTable rounds_;
-  mutable RoundCosts round_costs_, piece_costs_;
+  mutable RoundCosts round_costs_, piece_costs_, given_costs_;
   mutable Texts texts_;  // that its sessions are making
   mutable LazyTokenizer tokenizer_;
 };

@@ -31,7 +31,7 @@ Session::Session(std::shared_ptr<Artifact> artifact)
       stats_(longest_draft(artifact_->manifest()), artifact_->manifest().draft_lengths.size()),
       length_controller_(artifact_->manifest().draft_lengths, &artifact_->round_costs()),
       piece_controller_(artifact_->manifest().draft_lengths, &artifact_->round_costs(true)),
-      host_controller_(artifact_->manifest().draft_lengths),
+      host_controller_(artifact_->manifest().draft_lengths, &artifact_->given_costs()),
       depth_controller_(artifact_->manifest().drafter.depths),
       found_drafts_(artifact_->manifest().draft_lengths.size()),
       membership_(artifact_->texts()),

@@ -146,7 +146,7 @@ class Session {
   Options options_;
   Stats stats_;
   LengthController length_controller_, piece_controller_;  // for round functions, and for rounds in pieces
-  LengthController host_controller_;  // where drafts are not the artifact's own: others need not know their costs
+  LengthController host_controller_;  // where drafts are not the artifact's own
   DepthController depth_controller_;
   FoundDrafts found_drafts_;
   Membership membership_;  // of the texts in the making
