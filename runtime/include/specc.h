@@ -18,7 +18,7 @@ extern "C" {
 #define SPECC_API __attribute__((visibility("default")))
 #endif
 
-#define SPECC_INTERFACE_VERSION 4
+#define SPECC_INTERFACE_VERSION 5
 
 typedef struct specc_artifact specc_artifact;
 typedef struct specc_session specc_session;
