@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -42,3 +43,32 @@ def whole_or_nothing(output: Path, force: bool) -> Iterator[Path]:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         shutil.rmtree(aside, ignore_errors=True)
+
+
+def check_folder(output: Path, mark: str, what: str, *, force: bool) -> None:
+    """Raise UsageError if a folder that holds a file `mark`, and is called `what`, could not be put there."""
+    if not output.resolve().parent.is_dir():
+        raise UsageError(
+            "SPECC-E0124", f"there is no folder {output.resolve().parent}", cure="make it, or choose another -o"
+        )  # fmt: skip
+    if output.is_symlink():
+        raise UsageError(
+            "SPECC-E0125", f"{output} is a symbolic link, so it is not replaced", cure="name the folder itself"
+        )  # fmt: skip
+    if not os.access(output.resolve().parent, os.W_OK):
+        raise UsageError(
+            "SPECC-E0126", f"{output.resolve().parent} cannot be written", cure="choose another -o"
+        )
+    if not output.exists():
+        return
+    if not force:
+        raise UsageError(
+            "SPECC-E0123", f"{output} is there already", cure="add --force, or choose another -o"
+        )
+    ours = (output / mark).is_file() or (output.is_dir() and not any(output.iterdir()))
+    if not ours:
+        raise UsageError(
+            "SPECC-E0125",
+            f"{output} is not {what}, so it is not replaced",
+            cure="choose another -o",
+        )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from collections.abc import Mapping
@@ -10,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from specc import flags, servers, trained
+from specc.destination import check_folder
 from specc.errors import UsageError
 from specc.trained import TRAINED
 
@@ -277,7 +277,7 @@ def _check_mlc_length(request: CompileRequest) -> None:
 
 
 _NOT_IN_MLC = {
-    **dict.fromkeys(("ngram", "suffix"), "its drafts come from models alone"),
+    **dict.fromkeys(ON_HOST, "its drafts come from models alone"),
     **dict.fromkeys(("dflash", "dspark"), "it drafts one token a step, and these a block"),
     **dict.fromkeys(("layerskip", "eagle:adaptive"), "its drafter cannot share the target's layers and caches"),
     "eagle3": "it passes on one hidden state of the target's width, and EAGLE-3 reads three",
@@ -465,35 +465,6 @@ def check_output(request: CompileRequest) -> None:
         check_folder(request.output, "engine.json", "a folder for MLC", force=request.force)
     else:
         check_folder(request.output, "manifest.json", "an artifact", force=request.force)
-
-
-def check_folder(output: Path, mark: str, what: str, *, force: bool) -> None:
-    """The same for any folder that a verb writes: it holds a file `mark`, and is called `what`."""
-    if not output.resolve().parent.is_dir():
-        raise UsageError(
-            "SPECC-E0124", f"there is no folder {output.resolve().parent}", cure="make it, or choose another -o"
-        )  # fmt: skip
-    if output.is_symlink():
-        raise UsageError(
-            "SPECC-E0125", f"{output} is a symbolic link, so it is not replaced", cure="name the folder itself"
-        )  # fmt: skip
-    if not os.access(output.resolve().parent, os.W_OK):
-        raise UsageError(
-            "SPECC-E0126", f"{output.resolve().parent} cannot be written", cure="choose another -o"
-        )
-    if not output.exists():
-        return
-    if not force:
-        raise UsageError(
-            "SPECC-E0123", f"{output} is there already", cure="add --force, or choose another -o"
-        )
-    ours = (output / mark).is_file() or (output.is_dir() and not any(output.iterdir()))
-    if not ours:
-        raise UsageError(
-            "SPECC-E0125",
-            f"{output} is not {what}, so it is not replaced",
-            cure="choose another -o",
-        )
 
 
 def _only_for(flag: str, value: object, request: CompileRequest, *methods: str) -> None:

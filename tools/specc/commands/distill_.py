@@ -8,9 +8,9 @@ from typing import Annotated, Any
 from cyclopts import Group, Parameter
 
 from specc import flags, output
+from specc.destination import check_folder
 from specc.flags import Json, Switch
 from specc.progress import JsonProgress, TerminalProgress
-from specc.request import check_folder
 from specc.trained import DISTILLED
 
 _TRAINING = Group.create_ordered("Training")
