@@ -97,6 +97,11 @@ def require() -> None:
             "SPECC-E0451", "--device cuda needs the Triton that its fakes know", expected=f"triton {TRITON}",
             found=triton.__version__, cure="pip install 'specc-compiler[cuda]'",
         )  # fmt: skip
+    if triton.knobs.runtime.interpret:
+        raise BackendError(
+            "SPECC-E0451", "Triton interprets kernels here instead of compiling them", where="TRITON_INTERPRET",
+            cure="unset it",
+        )  # fmt: skip
     if absent := missing():
         raise BackendError(
             "SPECC-E0451", "torch or Triton lost what --device cuda replaces to compile without a GPU",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -92,7 +93,17 @@ def _identity(function: Function, arch: str) -> str:
     text = function_lines(replace(function, name="leaf"))
     code = [p.read_text() for p in sorted(Path(__file__).parent.glob("*.py"))]
     told = sorted(map(str, leaves.options("").items()))
-    identity = [*text, arch, torch.__version__, TRITON, *code, *told, *inductor_settings()]
+    settings = sorted(f"{k}={v}" for k, v in os.environ.items() if k.startswith("TRITON_"))
+    identity = [
+        *text,
+        arch,
+        torch.__version__,
+        TRITON,
+        *code,
+        *told,
+        *settings,
+        *inductor_settings(),
+    ]
     return hashlib.sha256("\0".join(identity).encode()).hexdigest()[:32]
 
 

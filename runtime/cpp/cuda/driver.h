@@ -39,7 +39,6 @@ constexpr unsigned kNonBlocking = 1;                         // CUstream_flags
   call(cuMemAllocHost_v2, (void**, size_t))                                                           \
   call(cuMemFreeHost, (void*))                                                                        \
   call(cuMemsetD8Async, (CUdeviceptr, unsigned char, size_t, CUstream))                               \
-  call(cuMemcpyHtoD_v2, (CUdeviceptr, const void*, size_t))                                           \
   call(cuMemcpyHtoDAsync_v2, (CUdeviceptr, const void*, size_t, CUstream))                            \
   call(cuMemcpyDtoHAsync_v2, (void*, CUdeviceptr, size_t, CUstream))                                  \
   call(cuMemcpyDtoDAsync_v2, (CUdeviceptr, CUdeviceptr, size_t, CUstream))                            \

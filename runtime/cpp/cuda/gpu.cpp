@@ -69,11 +69,16 @@ Gpu::~Gpu() {
   if (context_ == nullptr) return;
   cuda_.cuCtxSetCurrent(context_);
   if (stream_ != nullptr) cuda_.cuStreamSynchronize(stream_);
-  for (const auto& [size, at] : free_) cuda_.cuMemFree_v2(at);
+  drop_free();
   for (CUmodule module : modules_) cuda_.cuModuleUnload(module);
   if (pinned_ != nullptr) cuda_.cuMemFreeHost(pinned_);
   if (stream_ != nullptr) cuda_.cuStreamDestroy_v2(stream_);
   cuda_.cuDevicePrimaryCtxRelease_v2(device_);
+}
+
+void Gpu::drop_free() noexcept {
+  for (const auto& [size, at] : free_) cuda_.cuMemFree_v2(at);
+  free_.clear();
 }
 
 void Gpu::enter() { check(cuda_.cuCtxSetCurrent(context_), "cuCtxSetCurrent", "the GPU"); }
@@ -87,7 +92,13 @@ Block* Gpu::take(size_t bytes) {
     block->at = found->second;
     free_.erase(found);
   } else {
-    check(cuda_.cuMemAlloc_v2(&block->at, block->granted), "cuMemAlloc", (std::to_string(bytes) + " bytes").c_str());
+    CUresult result = cuda_.cuMemAlloc_v2(&block->at, block->granted);
+    if (result != 0 && !free_.empty()) {  // what is kept in other sizes may be what is missing
+      wait("memory");
+      drop_free();
+      result = cuda_.cuMemAlloc_v2(&block->at, block->granted);
+    }
+    check(result, "cuMemAlloc", (std::to_string(bytes) + " bytes").c_str());
   }
   return block.release();
 }
@@ -132,10 +143,11 @@ void Gpu::upload(CUdeviceptr to, const void* const* from, const size_t* bytes, c
   check(cuda_.cuMemcpyHtoDAsync_v2(to, staged, total, stream_), "cuMemcpyHtoDAsync", "inputs");
 }
 
-// The plain copy does not run in our stream: what this memory was used for before must be over.
+// In our stream, as all is: the plain copy returns before memory that is not pinned has arrived, and our stream would not
+// wait for it.
 void Gpu::upload_once(CUdeviceptr to, const void* from, size_t bytes) {
+  check(cuda_.cuMemcpyHtoDAsync_v2(to, from, bytes, stream_), "cuMemcpyHtoDAsync", "a weight");
   wait("a weight");
-  check(cuda_.cuMemcpyHtoD_v2(to, from, bytes), "cuMemcpyHtoD", "a weight");
 }
 
 void Gpu::copy(CUdeviceptr to, CUdeviceptr from, size_t bytes) {

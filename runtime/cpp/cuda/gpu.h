@@ -42,6 +42,7 @@ class Gpu {
   void launch(CUfunction kernel, uint32_t x, uint32_t y, uint32_t z, uint32_t warps, uint32_t shared_bytes, void** arguments);
 
  private:
+  void drop_free() noexcept;
   char* pinned(size_t bytes);
   void wait(const char* where);
   void check(CUresult result, const char* call, const char* where) const { cuda_check(cuda_, result, call, where); }

@@ -28,6 +28,10 @@ class libdevice:  # noqa: N801 - as Inductor calls it
     def exp(x: Any) -> Any:
         return tl.exp(x)
 
+    @staticmethod
+    def tanh(x: Any) -> Any:
+        return 1.0 - 2.0 / (tl.exp(2.0 * x) + 1.0)
+
 
 _SCALARS = {"i32": c.c_int32, "i64": c.c_int64, "fp32": c.c_float, "fp64": c.c_double}
 _POINTERS = {

@@ -119,7 +119,6 @@ CALL(cuMemsetD8Async, CUdeviceptr to, unsigned char value, size_t bytes, CUstrea
   std::memset(reinterpret_cast<void*>(to), value, bytes);
   return 0;
 }
-CALL(cuMemcpyHtoD_v2, CUdeviceptr to, const void* from, size_t bytes) std::memcpy(reinterpret_cast<void*>(to), from, bytes); return 0; }
 CALL(cuMemcpyHtoDAsync_v2, CUdeviceptr to, const void* from, size_t bytes, CUstream)
   std::memcpy(reinterpret_cast<void*>(to), from, bytes);
   return 0;

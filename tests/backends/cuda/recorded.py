@@ -13,6 +13,7 @@ from specc.backends.cuda import fakes, lower
 from specc.backends.cuda.kernels import _mixed
 from specc.backends.cuda.leaves import generate
 from specc.driver import compile_model
+from specc.ir import Function
 from specc.progress import SilentProgress
 from specc.request import CompileRequest
 
@@ -49,9 +50,18 @@ def compiled_for(arch: str, model: Path, folder: Path, method: str, **options: A
             helper = f"{_mixed.src}\n\n{_JIT}" if "_mixed(" in tuner.fn.src else ""
             (kernels / f"kernel_{key}.py").write_text(_PRELUDE + _JIT + helper + tuner.fn.src)
 
+    known: dict[str, str] = {}
+
+    def generated(function: Function, arch: str) -> str:
+        """(What is cached has no source of its kernels.)"""
+        key = lower._identity(function, arch)
+        if key not in known:
+            known[key] = generate(function, arch)
+        return known[key]
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fakes, "_compile_only", compile_only)
-        patch.setattr(lower, "source_of", generate)  # what is cached has no source
+        patch.setattr(lower, "source_of", generated)
         request = CompileRequest(
             str(model),
             folder / "artifact",
