@@ -1,7 +1,7 @@
 """Flags: every one of compile changes the request or is refused (B98)."""
 
 import contextlib
-import inspect
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specc import flags, methods
-from specc.commands import compile_
+from specc.commands.compile_flags import CompileFlags, request_of
 from specc.errors import UsageError
 from specc.ir import trees
 from specc.ir.encodings import ENCODINGS
@@ -25,12 +25,7 @@ from specc.request import (
     draft_lengths,
 )
 
-NOT_OF_THE_REQUEST = {"json", "no_cache", "recipe"}
-DEFAULTS: dict[str, Any] = {
-    name: parameter.default
-    for name, parameter in inspect.signature(compile_.main).parameters.items()
-    if name not in {"model", "artifact"} | NOT_OF_THE_REQUEST
-}
+DEFAULTS: dict[str, Any] = asdict(CompileFlags())
 
 # For every flag: a value that is not the default, and a method for which it has a meaning.
 CHANGES: dict[str, tuple[Any, str]] = {
@@ -65,7 +60,7 @@ CHANGES: dict[str, tuple[Any, str]] = {
 
 
 def request(model: str = "m", output: str = "o", **changes: Any) -> CompileRequest:
-    return compile_.request_of(model, output=Path(output), **{**DEFAULTS, **changes})
+    return request_of(model, Path(output), CompileFlags(**changes))
 
 
 def test_every_flag_is_tried() -> None:

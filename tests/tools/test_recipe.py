@@ -50,7 +50,8 @@ def test_as_if_it_had_been_typed(tmp_path: Path) -> None:
 def test_the_command_line_comes_first(tmp_path: Path) -> None:
     path = recipe(tmp_path, '[compile]\nmethod = "ngram"\nquant = "int8"\noutput = "a.specc"\n')
     found = parsed("compile", "m", "--recipe", path, "--quant", "int4", "-o", "b.specc")
-    assert (found["method"], found["quant"], found["artifact"]) == (
+    given = found["given"]
+    assert (given.method, given.quant, found["artifact"]) == (
         "ngram",
         "int4",
         Path("b.specc"),

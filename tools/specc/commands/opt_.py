@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from specc import flags, output
-from specc.commands.compile_ import request_of
+from specc.commands.compile_flags import OptFlags, request_of
 from specc.flags import Json, Switch
 from specc.progress import JsonProgress, Progress, TerminalProgress
 from specc.recipe import Recipe
@@ -20,28 +20,14 @@ if TYPE_CHECKING:
     from specc.passes import Pass, PassResult
 
 
+_DEFAULTS = OptFlags()
+
+
 def main(
     model: str | None = None,
     /,
+    given: Annotated[OptFlags, Parameter(name="*")] = _DEFAULTS,
     *,
-    method: str = "ngram",
-    drafter: str | None = None,
-    num_speculative_tokens: str | None = None,
-    tree: str | None = None,
-    draft_layers: str | None = None,
-    depths: str | None = None,
-    draft_vocab_size: int = 0,
-    host_drafter: str | None = None,
-    drafter_options: str | None = None,
-    calibration: Path | None = None,
-    quant: str = "none",
-    quant_rounding: str = "nearest",
-    kv_cache_dtype: str = "auto",
-    kv_arena: str = "auto",
-    max_model_len: int | None = None,
-    prefill_chunk: int = 64,
-    device: str = "cpu",
-    kv_shards: str | None = None,
     print_after: str | None = None,
     stop_after: str | None = None,
     explain: str | None = None,
@@ -59,25 +45,7 @@ def main(
 
     Args:
         model: As for compile. --list and --explain do without.
-        method: none, ngram, suffix, mtp:structure, draft_model, layerskip or eagle:adaptive; or, with a trained
-            drafter, eagle, eagle3, mtp, dflash, dspark or medusa.
-        drafter: As for compile.
-        num_speculative_tokens: As for compile.
-        tree: As for compile.
-        draft_layers: As for compile.
-        depths: As for compile.
-        draft_vocab_size: As for compile.
-        host_drafter: As for compile.
-        drafter_options: As for compile.
-        calibration: As for compile.
-        quant: As for compile.
-        quant_rounding: As for compile.
-        kv_cache_dtype: As for compile.
-        kv_arena: As for compile.
-        max_model_len: As for compile.
-        prefill_chunk: As for compile.
-        device: As for compile: onnx and ascend:SOC have passes of their own.
-        kv_shards: As for compile.
+        given: Those of compile's flags that passes see.
         print_after: Print the program as it is after this pass.
         stop_after: Run the passes up to this one.
         explain: Say what this pass does, and what it changed in MODEL.
@@ -89,6 +57,7 @@ def main(
         json: Print one JSON object on stdout.
     """
     del recipe  # (read before this was called)
+    method = given.method
     flags.one_of("--method", method, METHODS)
     _check_pass(print_after, method)
     _check_pass(stop_after, method)
@@ -98,25 +67,16 @@ def main(
         if explain is None:
             raise flags.conflict("no MODEL was given", "name one, or ask for --list")
         return _explain(explain, method, None, as_json=json)
-    if bisect and quant != "none":
+    if bisect and given.quant != "none":
         raise flags.conflict(
             "--bisect compares numbers, which --quant changes on purpose", "leave out one of them"
         )
-    if bisect and kv_cache_dtype in ("f16", "bf16"):
+    if bisect and given.kv_cache_dtype in ("f16", "bf16"):
         raise flags.conflict(
             "--bisect compares numbers, which rounded caches change on purpose",
             "leave out --kv-cache-dtype",
         )
-    request = request_of(
-        model, method=method, drafter=drafter, num_speculative_tokens=num_speculative_tokens,
-        tree=tree, draft_layers=draft_layers, depths=depths, drafter_options=drafter_options,
-        calibration=calibration, device=device, backend="inductor", isa="native", static=False, opset=0,
-        graph_dtype="f32", kv_shards=kv_shards, link_gbps=0,
-        quant=quant, quant_rounding=quant_rounding, kv_cache_dtype=kv_cache_dtype, kv_arena=kv_arena,
-        draft_vocab_size=draft_vocab_size, host_drafter=host_drafter,
-        max_model_len=max_model_len, prefill_chunk=prefill_chunk, output=Path("unused"),
-        force=False,
-    )  # fmt: skip
+    request = request_of(model, Path("unused"), given)
     progress = JsonProgress() if json else TerminalProgress()
     if bisect:
         return _bisect(request, progress, stop_after, as_json=json)

@@ -1,0 +1,143 @@
+"""The flags of `specc compile` and of those verbs that share them, and the request that they make."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Group, Parameter
+
+from specc import flags
+from specc.flags import Isa, Switch
+from specc.request import MOST_DRAFTS, CompileRequest, check_request
+
+_METHOD = Parameter(group=Group.create_ordered("Method"))
+_TARGET = Parameter(group=Group.create_ordered("Target"))
+OUTPUT = Group.create_ordered("Output")
+_OUTPUT = Parameter(group=OUTPUT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewriteFlags:
+    """What passes are told.
+
+    Args:
+        method: auto, none, ngram, suffix, mtp:structure, draft_model, layerskip or eagle:adaptive; or, with a
+            checkpoint trained for MODEL, eagle, eagle3, mtp, dflash, dspark or medusa. auto measures on this
+            machine and says why it chose.
+        drafter: Model that drafts, for draft_model (the same tokenizer as MODEL); or the folder or hub id
+            of a trained drafter. mtp without it takes the layer in MODEL's own files; auto measures it too.
+        num_speculative_tokens: The K to compile, as in 0,2,4,8, at most 32; 0 is always added. Left
+            out, 0,2,4,8, and 16 for ngram, suffix and mtp:structure.
+        tree: Tokens of each round that a trained drafter's drafts fill as a tree, K deep: as many of the likeliest, as
+            in 24; or, of medusa, dflash and dspark, paths of ranks, as in "[(0,), (1,), (0, 0)]". For ngram, suffix and
+            mtp:structure, the K drafts of a round are a tree of K nodes, and this is the largest K.
+        draft_layers: Layers that layerskip drafts with, as in 0,1,27; left out, calibrated.
+        depths: Depths that eagle:adaptive may draft with, as in 2,4,7.
+        draft_vocab_size: Tokens that draft_model, layerskip and eagle:adaptive may propose, the most
+            frequent in the calibration text; 0 is all.
+        host_drafter: ngram or suffix, beside a method that drafts in the graph: drafts that it finds in the text
+            take the place of the drafter's where that pays.
+        drafter_options: Of ngram, suffix and mtp:structure, as in prompt_lookup_max=4,prompt_lookup_min=2.
+        calibration: Text that layerskip, eagle:adaptive, mtp:structure and a draft vocabulary are measured on; left
+            out, specc's own.
+        device: cpu; cuda:ARCH, as in cuda:sm_90: for an NVIDIA GPU, compiled without one; onnx: whole graphs as ONNX
+            models, run by onnxruntime; or ascend:SOC, as in ascend:Ascend910B3: the same, compiled by CANN's
+            atc where it is installed.
+        kv_shards: Devices that the target's caches lie on, as in 4: each holds some heads of keys, or rows:4 some
+            positions; left without a word, the way that moves fewer bytes. For onnx they are all this machine.
+        quant: Weights' form: none is float32; int8; int4 (embedding and head in 8 bits); keep, a GGUF's own blocks
+            of Q4_0, Q4_1 or Q8_0; bf16; or an encoding such as q4g64 or q4mg128.
+        quant_rounding: nearest, or mse: scales of least squared error.
+        kv_cache_dtype: f32, f16 or bf16; auto is f16 where weights have 8 or fewer bits, else f32.
+        kv_arena: How one allocation is split between drafter and target: auto, by what they need; 30:70; or
+            30:70,20:80, the second for texts over 7,200 tokens; with @SIZE, as in 30:70@1.2G, of so many bytes.
+        max_model_len: Most tokens of a text; left out, it follows from the model.
+        prefill_chunk: Prompt tokens of one call, 1 to 512.
+    """
+
+    method: Annotated[str, _METHOD] = "auto"
+    drafter: Annotated[str | None, _METHOD] = None
+    num_speculative_tokens: Annotated[str | None, _METHOD] = None
+    tree: Annotated[str | None, _METHOD] = None
+    draft_layers: Annotated[str | None, _METHOD] = None
+    depths: Annotated[str | None, _METHOD] = None
+    draft_vocab_size: Annotated[int, _METHOD] = 0
+    host_drafter: Annotated[str | None, _METHOD] = None
+    drafter_options: Annotated[str | None, _METHOD] = None
+    calibration: Annotated[Path | None, _METHOD] = None
+    device: Annotated[str, _TARGET] = "cpu"
+    kv_shards: Annotated[str | None, _TARGET] = None
+    quant: Annotated[str, _TARGET] = "none"
+    quant_rounding: Annotated[str, _TARGET] = "nearest"
+    kv_cache_dtype: Annotated[str, _TARGET] = "auto"
+    kv_arena: Annotated[str, _TARGET] = "auto"
+    max_model_len: Annotated[int | None, _TARGET] = None
+    prefill_chunk: Annotated[int, _TARGET] = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompileFlags(RewriteFlags):
+    """And what backends are told.
+
+    Args:
+        backend: Who generates the code: inductor; tvm: TVM's Relax and kernels in TIR; or reference: plain torch, slow,
+            to find whose fault is a fault.
+        isa: CPU instructions that the code may use; native takes this machine's.
+        static: Write lib/libspecc.a and lib/libmodel.a too, to link an app that loads no code at run time.
+        opset: Of ONNX models, 11 to 18; left out, 15.
+        graph_dtype: Of products in ONNX models, f32 or f16; norms, softmax and logits stay f32.
+        link_gbps: Gigabits a second that a device receives of the others: `inspect` then says how long exchanges take.
+        format: specc; or mlc: model folders, libraries and engine.json for MLC's engine and apps, through TVM.
+        mlc_target: Where --format mlc runs: host, a .so for this machine; iphone or android, static libraries of
+            arm64 CPU code for system://.
+        force: Replace an artifact that is there.
+    """
+
+    backend: Annotated[str, _TARGET] = "inductor"
+    isa: Annotated[Isa, _TARGET] = "native"
+    static: Annotated[Switch, _TARGET] = False
+    opset: Annotated[int, _TARGET] = 0
+    graph_dtype: Annotated[str, _TARGET] = "f32"
+    link_gbps: Annotated[float, _TARGET] = 0
+    format: Annotated[str, _OUTPUT] = "specc"
+    mlc_target: Annotated[str, _OUTPUT] = "host"
+    force: Annotated[Switch, _OUTPUT] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptFlags(RewriteFlags):
+    """Compile's, but that nothing is measured to choose a method."""
+
+    method: str = "ngram"
+
+
+def request_of(model: str, output: Path, given: RewriteFlags) -> CompileRequest:
+    """The request, or a UsageError."""
+    values: dict[str, Any] = {}
+    for field in fields(given):
+        value = getattr(given, field.name)
+        if value is not None and field.name in _READERS:
+            value = _READERS[field.name]("--" + field.name.replace("_", "-"), value)
+        if value is not None:  # what nobody gave is the request's to choose
+            values[field.name] = value
+    request = CompileRequest(model, output, **values)
+    check_request(request)
+    return request
+
+
+def _numbers(least: int, most: int, always: str = "") -> Callable[[str, str], object]:
+    return lambda flag, text: flags.number_set(flag, always + text, least, most)
+
+
+_READERS: Mapping[str, Callable[[str, str], object]] = {
+    "num_speculative_tokens": _numbers(0, MOST_DRAFTS, always="0,"),
+    "tree": flags.tree,
+    "draft_layers": _numbers(0, 4095),
+    "depths": _numbers(1, 4095),
+    "drafter_options": flags.options,
+    "kv_shards": flags.shards,
+}
+"""How the text of a flag becomes a value of the request, where it is not one already."""
