@@ -10,9 +10,10 @@ from filelock import FileLock
 from jsonschema import Draft202012Validator
 
 from specc.backends.tvm import mlc
+from specc.judge import check_request
 from specc.mlc import compile_folder
 from specc.progress import SilentProgress
-from specc.request import CompileRequest, check_request
+from specc.request import CompileRequest
 
 SCHEMAS = Path(mlc.__file__).parent / "schemas"
 

@@ -27,14 +27,16 @@ from specc.backends.cuda import fakes, leaves
 from specc.backends.cuda.forms import cuda_form
 from specc.backends.cuda.placement import placed
 from specc.backends.plan import Instruction, Plan, Value
+from specc.device_names import CUDA_ARCHS
 from specc.driver import build_program
 from specc.errors import BackendError, SpeccError, UsageError
 from specc.ir import Function, Role, TensorType
 from specc.ir.dialect import gumbel
 from specc.ir.graphs import Builder
 from specc.ir.infer import infer_types
+from specc.judge import check_request
 from specc.progress import SilentProgress
-from specc.request import CUDA_ARCHS, CompileRequest, check_request
+from specc.request import CompileRequest
 from specc.runtime import Manifest
 from tests.backends.cuda.recorded import compiled_for
 from tests.conftest import greedy

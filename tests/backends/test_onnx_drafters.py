@@ -11,8 +11,8 @@ from specc.backends.onnx import table
 from specc.errors import PassError
 from specc.ir import SpeculativeProgram
 from specc.ir.importers.drafters import Target, load_drafter
+from specc.method_table import running_on
 from specc.passes import pipelines
-from specc.request import GRAPH_METHODS
 from tests.backends.test_onnx import _emitted, _played
 from tests.passes.driver import generate
 from tests.passes.test_trained_drafters import DRAFTERS, PROMPT, SHAPE, target
@@ -20,7 +20,7 @@ from tests.passes.test_trained_drafters import DRAFTERS, PROMPT, SHAPE, target
 GRAPHS = sorted(
     name
     for name in DRAFTERS
-    if name.split("-")[0] in GRAPH_METHODS
+    if name.split("-")[0] in running_on("onnx")
     and "parallel" not in name  # (P-EAGLE draws its places itself)
 )
 OTHERS = sorted(set(DRAFTERS) - set(GRAPHS))

@@ -13,7 +13,8 @@ import torch
 
 from specc.cli import main
 from specc.errors import ArtifactError, UsageError
-from specc.request import CompileRequest, check_request
+from specc.judge import check_request
+from specc.request import CompileRequest
 from specc.runtime import Artifact, Manifest
 from tests.backends.test_onnx_engine import NEW, PROMPT, wanted
 from tests.conftest import compiled

@@ -13,7 +13,7 @@ from specc.advice import ASSUMED, SCORES, Measured, Situation, advise, choice, p
 from specc.cli import main
 from specc.engines import open_compiled
 from specc.measurement import Measurements, Run
-from specc.request import GRAPH_METHODS, METHODS
+from specc.method_table import METHODS, running_on
 from specc.runtime import Stats
 
 NOTHING = Stats(0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0, 0, 0, 0.0, (), ())
@@ -39,7 +39,7 @@ def test_without_measurements_questions_decide(situation: Situation, expected: s
     assert choice(options).method == expected
     assert all(o.basis == "assumed" and o.tokens_per_s is None for o in options)
     if situation.device != "cpu":
-        assert {o.method for o in options} <= set(GRAPH_METHODS)
+        assert {o.method for o in options} <= set(running_on("onnx"))
 
 
 def test_a_drafter_that_is_public_is_named() -> None:

@@ -12,9 +12,11 @@ from specc.cli import main
 from specc.errors import UsageError
 from specc.ir import ModelInfo, SpeculativeProgram
 from specc.ir.importers.source import ImportedModel
+from specc.judge import check_request
+from specc.method_table import METHODS, MLC_METHODS
 from specc.mlc_chat import chat_of, prompt
 from specc.progress import NotingProgress, SilentProgress
-from specc.request import METHODS, MLC_METHODS, CompileRequest, check_request
+from specc.request import CompileRequest
 from specc.templates import ChatTemplate
 from tests.conftest import CHAT_TEMPLATE
 

@@ -9,8 +9,8 @@ import torch
 
 from specc import cli, explain
 from specc.errors import UsageError
+from specc.method_table import METHODS
 from specc.passes import pipelines
-from specc.request import METHODS
 
 DRAFTING = list(METHODS)
 

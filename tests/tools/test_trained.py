@@ -14,8 +14,9 @@ from specc.driver import build_program
 from specc.errors import ModelError, UsageError
 from specc.ir.importers.drafters import Ownership
 from specc.ir.importers.source import load_model
+from specc.judge import check_request
 from specc.progress import SilentProgress
-from specc.request import DEFAULT_K, CompileRequest, check_request
+from specc.request import DEFAULT_K, CompileRequest
 from tests.ir.importers.drafters import synthetic, synthetic_mtp
 from tests.ir.importers.tiny_models import tiny
 

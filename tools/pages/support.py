@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from specc.checks import WORKING
-from specc.trained import TRAINED
+from specc.method_table import TRAINED
 
 HOST = "none, ngram, suffix"
 STRUCTURE = "mtp:structure"

@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specc import trained
+from specc.device_names import kind_of
 from specc.measurement import PLAIN, Measurements, expected_tokens
-from specc.request import GRAPH_METHODS, METHODS, ON_HOST
+from specc.method_table import METHODS, ON_HOST, TRAINED, running_on
 from specc.runtime import Manifest
-from specc.trained import DISTILLED, TRAINED
+from specc.trained import DISTILLED
 
 DIMENSIONS = ("latency", "throughput", "upkeep", "compatibility")
 
@@ -138,8 +139,7 @@ def predicted(method: str, batch: int) -> float:
 
 
 def _possible(situation: Situation, method: str) -> bool:
-    kind = situation.device.partition(":")[0]
-    return kind == "cpu" or method in GRAPH_METHODS
+    return method in running_on(kind_of(situation.device))
 
 
 def _assumed(situation: Situation, method: str) -> Option:

@@ -27,8 +27,9 @@ import specc
 from specc import cache
 from specc.destination import whole_or_nothing
 from specc.locate import files_of, locate
+from specc.method_table import AUTO
 from specc.progress import NotingProgress, Progress, human_bytes, peak_rss
-from specc.request import AUTO, CompileReport, CompileRequest, isa_of, provenance_of
+from specc.request import CompileReport, CompileRequest, backend_of, isa_of, provenance_of
 
 _PART = "artifacts"
 _REPORT = "report.json"
@@ -48,7 +49,7 @@ def compile_kept(request: CompileRequest, progress: Progress) -> CompileReport:
     began = time.monotonic()
     key = None
     # (A method that was measured depends on the machine and on what else it did then: measure again.)
-    if request.backend in _BACKENDS and request.method != AUTO and request.device == "cpu":
+    if backend_of(request) in _BACKENDS and request.method != AUTO:
         with progress.phase("look for the same artifact"):
             key = key_of(request)
             known = _fetch(key, request)

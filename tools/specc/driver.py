@@ -12,20 +12,20 @@ from typing import Any
 from specc.backends.artifact import TokenizerFiles, write_artifact
 from specc.backends.base import Device, find_backend
 from specc.destination import whole_or_nothing
+from specc.device_names import CUDA
 from specc.ir import SpeculativeProgram
 from specc.ir.importers.source import ImportedModel, load_model
+from specc.judge import check_request
+from specc.method_table import AUTO
 from specc.methods import Choice, pipeline_for
 from specc.passes import Instrument, Pipeline
 from specc.passes.quantise_weights import left
 from specc.progress import Progress, peak_rss
 from specc.request import (
-    AUTO,
-    CUDA,
     CompileReport,
     CompileRequest,
     backend_of,
     check_output,
-    check_request,
     isa_of,
     provenance_of,
 )

@@ -12,11 +12,11 @@ from typing import cast
 from specc.errors import UsageError
 from specc.ir import SpeculativeProgram
 from specc.ir.importers.drafters import DrafterCheckpoint, Kind
+from specc.method_table import TRAINED
 from specc.passes import Pass, Pipeline, pipelines
 from specc.passes.plan_arena import PlanArena
 from specc.passes.quantise_weights import QuantiseWeights
 from specc.passes.shard_caches import ShardCaches
-from specc.trained import TRAINED
 
 LONGEST_DIFF = 60
 

@@ -10,18 +10,19 @@ from pathlib import Path
 
 from specc import flags, trained
 from specc.calibration import LEAST_TOKENS, Calibration, fit_structure
+from specc.device_names import ASCEND, ONNX, kind_of
 from specc.errors import ModelError
 from specc.ir import DynamicTree, StaticTree, Tree
 from specc.ir.importers.source import ImportedModel, load_model
 from specc.ir.sharding import Way
+from specc.method_table import STRUCTURE, TRAINED
 from specc.passes import Pipeline, pipelines
 from specc.passes.pipelines import Shape
 from specc.passes.plan_arena import PlanArena
 from specc.passes.quantise_weights import QuantiseWeights
 from specc.passes.shard_caches import ShardCaches
 from specc.progress import Progress
-from specc.request import CUDA, STRUCTURE, CompileRequest, draft_lengths
-from specc.trained import TRAINED
+from specc.request import CompileRequest, backend_of, draft_lengths
 
 CALIBRATION_TOKENS = 512
 """Tokens of one stretch of calibration text."""
@@ -61,7 +62,7 @@ def pipeline_for(request: CompileRequest, imported: ImportedModel, progress: Pro
     )  # fmt: skip
     choice = _PIPELINES[request.method](request, imported, shape, progress)
     pipeline = choice.pipeline
-    if request.device.partition(":")[0] not in ("cpu", CUDA):
+    if kind_of(request.device) in (ONNX, ASCEND):
         shards = None
         if request.kv_shards is not None:
             count, way = request.kv_shards
@@ -70,7 +71,7 @@ def pipeline_for(request: CompileRequest, imported: ImportedModel, progress: Pro
         pipeline = pipelines.as_graphs(pipeline, half=half, shards=shards)
     splits, size = flags.arena("--kv-arena", request.kv_arena)
     # Inductor's code asks each cache for its length; graphs and plain torch have it built in.
-    any_length = request.device == "cpu" and request.backend == "inductor"
+    any_length = backend_of(request) == "inductor"
     return replace(choice, pipeline=pipelines.placed(pipeline, PlanArena(splits, size, any_length)))
 
 

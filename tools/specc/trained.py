@@ -15,13 +15,11 @@ from typing import TYPE_CHECKING, Any
 from specc import flags
 from specc.errors import UsageError
 from specc.locate import locate
+from specc.method_table import TRAINED
 
 if TYPE_CHECKING:
     from specc.ir.importers.drafters import DrafterCheckpoint, Target
     from specc.ir.importers.source import ImportedModel
-
-TRAINED = ("eagle", "eagle3", "mtp", "dflash", "dspark", "medusa")
-"""Methods whose drafter is a checkpoint made for the target."""
 
 DISTILLED: Mapping[str, tuple[str, ...]] = {
     "eagle3": ("--draft-vocab-size", "--intermediate-size", "--full-head"),

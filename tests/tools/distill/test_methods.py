@@ -23,10 +23,11 @@ from specc.ir import SpeculativeProgram
 from specc.ir.importers.drafters import Ownership, Target, load_drafter
 from specc.ir.importers.huggingface import import_model
 from specc.ir.importers.source import load_model
+from specc.judge import check_request
 from specc.passes import pipelines
 from specc.passes.pipelines import Shape
 from specc.progress import SilentProgress
-from specc.request import CompileRequest, check_request
+from specc.request import CompileRequest
 from tests.ir.importers.drafters import reference, synthetic
 from tests.passes.driver import generate
 

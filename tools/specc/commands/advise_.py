@@ -9,10 +9,10 @@ from cyclopts import Parameter
 
 from specc import flags, output, prompts
 from specc.advice import DIMENSIONS, DRAFTS, Measured, Option, Situation, advise, as_json, choice
+from specc.device_names import check_device_name
 from specc.flags import Json
 from specc.progress import Progress, SilentProgress, TerminalProgress, human_bytes
 from specc.recipe import Recipe
-from specc.request import check_device_name
 
 
 def main(

@@ -12,11 +12,13 @@ from cyclopts import Parameter
 from specc import cache
 from specc.artifacts import compile_kept
 from specc.commands.compile_flags import OUTPUT, CompileFlags, request_of
+from specc.device_names import ASCEND
 from specc.flags import Json, Switch
+from specc.method_table import AUTO
 from specc.output import EXIT_OK, EXIT_UNFINISHED, emit, say
 from specc.progress import JsonProgress, TerminalProgress, human_bytes
 from specc.recipe import Recipe
-from specc.request import ASCEND, AUTO, MLC, CompileRequest, check_output
+from specc.request import MLC, CompileRequest, check_output
 from specc.runtime import Manifest
 
 _DEFAULTS = CompileFlags()

@@ -11,7 +11,8 @@ from cyclopts import Group, Parameter
 
 from specc import flags
 from specc.flags import Isa, Switch
-from specc.request import MOST_DRAFTS, CompileRequest, check_request
+from specc.judge import check_request
+from specc.request import MOST_DRAFTS, CompileRequest
 
 _METHOD = Parameter(group=Group.create_ordered("Method"))
 _TARGET = Parameter(group=Group.create_ordered("Target"))
@@ -83,8 +84,8 @@ class CompileFlags(RewriteFlags):
     """And what backends are told.
 
     Args:
-        backend: Who generates the code: inductor; tvm: TVM's Relax and kernels in TIR; or reference: plain torch, slow,
-            to find whose fault is a fault.
+        backend: Who generates the code for CPUs: inductor, if left out; tvm: TVM's Relax and kernels in TIR; or
+            reference: plain torch, slow, to find whose fault is a fault. Other devices have one each.
         isa: CPU instructions that the code may use; native takes this machine's.
         static: Write lib/libspecc.a and lib/libmodel.a too, to link an app that loads no code at run time.
         opset: Of ONNX models, 11 to 18; left out, 15.
@@ -96,7 +97,7 @@ class CompileFlags(RewriteFlags):
         force: Replace an artifact that is there.
     """
 
-    backend: Annotated[str, _TARGET] = "inductor"
+    backend: Annotated[str | None, _TARGET] = None
     isa: Annotated[Isa, _TARGET] = "native"
     static: Annotated[Switch, _TARGET] = False
     opset: Annotated[int, _TARGET] = 0

@@ -12,9 +12,10 @@ from cyclopts import Parameter
 from specc import flags, output
 from specc.commands.compile_flags import OptFlags, request_of
 from specc.flags import Json, Switch
+from specc.method_table import METHODS
 from specc.progress import JsonProgress, Progress, TerminalProgress
 from specc.recipe import Recipe
-from specc.request import METHODS, CompileRequest, draft_lengths
+from specc.request import CompileRequest, draft_lengths
 
 if TYPE_CHECKING:
     from specc.passes import Pass, PassResult

@@ -1,0 +1,283 @@
+"""The one place that judges what the user asks the compiler for. Imports nothing heavy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from specc import flags, servers, trained
+from specc.device_names import ASCEND, CUDA, ONNX, check_device_name, kind_of
+from specc.method_table import (
+    AUTO,
+    METHODS,
+    MLC_METHODS,
+    ON_HOST,
+    STRUCTURE,
+    TABLE,
+    TRAINED,
+    Drafts,
+    by,
+    running_on,
+)
+from specc.request import (
+    BACKENDS,
+    ISAS,
+    MLC,
+    MLC_K,
+    MOST_DRAFTS,
+    REFERENCE,
+    TVM,
+    CompileRequest,
+    backend_of,
+    most_nodes,
+)
+
+KV_CACHE_DTYPES = ("auto", "f32", "f16", "bf16")
+QUANTS = (
+    "none", "int8", "int4", "keep", "bf16", "q8", "q8g32", "q4g32", "q4g64", "q4g128", "q4mg32", "q4mg64", "q4mg128",
+)  # fmt: skip
+"""Forms of weights: three of specc's choosing, the file's own, and encodings by name (ir/encodings.py)."""
+
+ROUNDINGS = ("nearest", "mse")
+FORMATS = ("specc", MLC)
+MLC_TARGETS = ("host", "iphone", "android")
+TVM_QUANTS = ("none", "bf16")
+"""Forms of weights that the tvm backend multiplies."""
+
+OPSETS = (11, 18)
+MOST_CHUNK = 512
+HOST_DRAFTERS = ("ngram", "suffix")
+"""What can stand beside a drafter in the graph."""
+
+_IN_THE_GRAPH = by(Drafts.GRAPH)
+
+
+def check_request(request: CompileRequest) -> None:
+    """Raise UsageError for what no model could make right. A flag without effect is refused, never dropped."""
+    flags.one_of("--method", request.method, (AUTO, *METHODS))
+    flags.one_of("--isa", request.isa, ("native", *ISAS))
+    flags.one_of("--quant", request.quant, QUANTS)
+    flags.one_of("--quant-rounding", request.quant_rounding, ROUNDINGS)
+    flags.one_of("--kv-cache-dtype", request.kv_cache_dtype, KV_CACHE_DTYPES)
+    flags.arena("--kv-arena", request.kv_arena)
+    _check_format(request)
+    _check_device(request)
+    _check_shards(request)
+    if request.quant_rounding != "nearest" and request.quant in ("none", "keep", "bf16"):
+        raise flags.conflict(
+            f"--quant-rounding has no meaning for --quant {request.quant}", "leave it out, or add --quant int4"
+        )  # fmt: skip
+    flags.at_least("--max-model-len", request.max_model_len, 2)
+    if not 1 <= request.prefill_chunk <= MOST_CHUNK:
+        raise flags.bad_value("--prefill-chunk", f"1 to {MOST_CHUNK}", request.prefill_chunk)
+    _only_for("--drafter", request.drafter, request, AUTO, *TRAINED, "draft_model")
+    _only_for("--draft-layers", request.draft_layers, request, "layerskip")
+    _check_tree(request)
+    _only_for("--depths", request.depths, request, "eagle:adaptive")
+    _check_host_drafter(request)
+    flags.at_least("--draft-vocab-size", request.draft_vocab_size, 0)
+    _only_for("--draft-vocab-size", request.draft_vocab_size or None, request, *_IN_THE_GRAPH)
+    measured = (
+        _IN_THE_GRAPH if request.draft_vocab_size else ("layerskip", "eagle:adaptive", STRUCTURE)
+    )
+    _only_for("--calibration", request.calibration, request, *measured)
+    if request.method == "draft_model" and request.drafter is None:
+        raise flags.conflict("draft_model needs a model that drafts", "add --drafter MODEL")
+    # (An MTP layer is looked for in the model's own files, a drafter that specc brings when the model is known.)
+    alone = request.method in set(TRAINED) - {"mtp"} and request.drafter is None
+    if alone and not trained.may_be_shipped(request.model, request.method):
+        raise trained.missing(request.model, request.method)
+    if request.calibration is not None and not request.calibration.is_file():
+        raise flags.bad_value("--calibration", "a text file", request.calibration)
+    _check_lengths(request)
+
+
+def _check_tree(request: CompileRequest) -> None:
+    """Trees of trained drafters fit or do not, which passes know; those of drafters on the host are judged here."""
+    _only_for("--tree", request.tree, request, *ON_HOST, *TRAINED)
+    if request.method not in ON_HOST:
+        return
+    trees = request.tree is not None or request.method == STRUCTURE
+    if trees and backend_of(request) == TVM:
+        raise flags.conflict(
+            f"--backend tvm has no trees for --method {request.method} yet",
+            "leave out --tree, or --backend",
+        )
+    if request.tree is None:
+        return
+    most = most_nodes(request)
+    if most is None or most > MOST_DRAFTS:
+        # What is found in a text has no places that could be named.
+        found = "paths" if most is None else most
+        raise flags.bad_value(
+            "--tree", f"for {request.method}, a number from 1 to {MOST_DRAFTS}", found
+        )
+    if (longest := max(request.num_speculative_tokens or (0,))) > most:
+        raise flags.conflict(
+            f"--num-speculative-tokens {longest} is more than the {most} nodes of --tree", "choose a larger --tree"
+        )  # fmt: skip
+
+
+def _check_format(request: CompileRequest) -> None:
+    """What MLC's engine cannot play is refused by name; see docs/mlc.md."""
+    flags.one_of("--format", request.format, FORMATS)
+    flags.one_of("--mlc-target", request.mlc_target, MLC_TARGETS)
+    if request.format != MLC:
+        if request.mlc_target != "host":
+            raise flags.conflict(
+                f"--mlc-target has no meaning for --format {request.format}", "add --format mlc"
+            )
+        return
+    expected = f"--method {', '.join(MLC_METHODS)}"
+    if request.method == AUTO:
+        raise flags.conflict(
+            "--format mlc measures nothing: it is MLC's engine that plays", "name one with --method", expected=expected
+        )  # fmt: skip
+    if request.method not in MLC_METHODS:
+        raise flags.refused_by_mlc(
+            f"MLC's engine cannot express --method {request.method}", expected=expected,
+            found=TABLE[request.method].not_in_mlc,
+        )  # fmt: skip
+    given = {
+        "--device": request.device != "cpu", "--backend": request.backend not in (None, TVM),
+        "--tree": request.tree is not None, "--host-drafter": request.host_drafter is not None,
+        "--drafter-options": bool(request.drafter_options), "--quant": request.quant not in TVM_QUANTS,
+        "--kv-cache-dtype": request.kv_cache_dtype not in ("auto", "f32"), "--kv-arena": request.kv_arena != "auto",
+        "--draft-vocab-size": request.draft_vocab_size > 0, "--static": request.static,
+        "--isa": request.isa != "native" and request.mlc_target != "host",
+    }  # fmt: skip
+    for flag, there in given.items():
+        if there:
+            raise flags.refused_by_mlc(
+                f"{flag} has no meaning for --format mlc", expected=f"no {flag}"
+            )
+    _check_mlc_length(request)
+
+
+def _check_mlc_length(request: CompileRequest) -> None:
+    drafts = [k for k in request.num_speculative_tokens or (MLC_K,) if k]
+    if request.method == "none":
+        return
+    if len(drafts) > 1:
+        raise flags.bad_value(
+            "--num-speculative-tokens", "one number: MLC plays one spec_draft_length",
+            ",".join(map(str, drafts)),
+        )  # fmt: skip
+    if request.prefill_chunk <= max(drafts, default=0):
+        raise flags.bad_value(
+            "--prefill-chunk", f"{max(drafts) + 1} or more: MLC's engine waits for ever where a round has more rows",
+            request.prefill_chunk,
+        )  # fmt: skip
+
+
+def _check_host_drafter(request: CompileRequest) -> None:
+    """Beside a drafter in the graph, one that finds drafts in the text; and the options of either way to have one."""
+    if request.host_drafter is not None:
+        flags.one_of("--host-drafter", request.host_drafter, HOST_DRAFTERS)
+        _only_for("--host-drafter", request.host_drafter, request, *_IN_THE_GRAPH, *TRAINED)
+        for flag, other in (
+            ("--device", request.device != "cpu"),
+            ("--tree", request.tree is not None),
+        ):
+            if other:
+                raise flags.conflict(
+                    f"{flag} has no rounds for --host-drafter yet", "leave one of them out"
+                )
+    elif request.drafter_options:
+        _only_for("--drafter-options", request.drafter_options, request, *ON_HOST)
+
+
+def _check_device(request: CompileRequest) -> None:
+    """What the device, and the backend for it, cannot do yet."""
+    check_device_name(request.device)
+    flags.one_of("--graph-dtype", request.graph_dtype, ("f32", "f16"))
+    kind, backend = kind_of(request.device), backend_of(request)
+    # (A backend that is none of specc's judges for itself.)
+    if kind not in BACKENDS.get(backend, (kind,)):
+        raise flags.conflict(
+            f"--backend {backend} is not for --device {request.device}", "leave out --backend",
+            expected=f"--device {' or '.join(BACKENDS[backend])}",
+        )  # fmt: skip
+    here = f"--device {request.device}"
+    known = running_on(kind)
+    if request.method not in known and (request.method, kind) != (AUTO, "cpu"):
+        raise flags.conflict(
+            f"{here} cannot run --method {request.method}", "choose another --method",
+            expected=f"--method {', '.join(known)}",
+        )  # fmt: skip
+    least, most = OPSETS
+    if request.opset and kind in (ONNX, ASCEND) and not least <= request.opset <= most:
+        raise flags.bad_value("--opset", f"{least} to {most}, which CANN reads", request.opset)
+    _check_limits(here, request, _DEVICES[kind])
+    _check_limits(f"--backend {backend}", request, _BACKENDS.get(backend, {}))
+
+
+Limits = Mapping[str, tuple[object, ...]]
+"""The values of a flag that there are, usual one first; of flags that are not named, all."""
+
+_PLAIN: Limits = {"quant": ("none",), "tree": (None,), "static": (False,)}
+_GRAPHS: Limits = {**_PLAIN, "kv_cache_dtype": ("auto", "f32", "f16")}
+_DEVICES: Mapping[str, Limits] = {
+    "cpu": {"opset": (0,), "graph_dtype": ("f32",)},
+    CUDA: {
+        **_GRAPHS, "kv_arena": ("auto",), "opset": (0,), "graph_dtype": ("f32",), "draft_vocab_size": (0,),
+    },
+    ONNX: _GRAPHS,
+    ASCEND: _GRAPHS,
+}  # fmt: skip
+_BACKENDS: Mapping[str, Limits] = {TVM: {"quant": TVM_QUANTS}, REFERENCE: {"static": (False,)}}
+
+
+def _check_limits(where: str, request: CompileRequest, limits: Limits) -> None:
+    for name, known in limits.items():
+        value, flag = getattr(request, name), "--" + name.replace("_", "-")
+        if value not in known:
+            allowed = " or ".join(str(k) for k in known if k)
+            raise flags.conflict(
+                f"{where} has no {flag} {'' if value is True else value}".rstrip(), f"leave out {flag}",
+                expected=f"{flag} {allowed}" if allowed else "",
+            )  # fmt: skip
+
+
+def _check_shards(request: CompileRequest) -> None:
+    """Caches on several devices: of one server, where that is known."""
+    kind, _, soc = request.device.partition(":")
+    if request.kv_shards is None:
+        if request.link_gbps:
+            raise flags.conflict(
+                "--link-gbps has no meaning for caches on one device", "leave it out, or add --kv-shards"
+            )  # fmt: skip
+        return
+    if kind in ("cpu", CUDA):
+        raise flags.conflict(
+            f"--kv-shards has no meaning for --device {kind}", "leave it out, or add --device onnx"
+        )
+    flags.at_least("--link-gbps", request.link_gbps, 0)
+    if kind == ASCEND:
+        servers.check_one_server(soc, request.kv_shards[0])
+
+
+def _check_lengths(request: CompileRequest) -> None:
+    ks = request.num_speculative_tokens
+    if ks is None:
+        return
+    flag = "--num-speculative-tokens"
+    if any(not 0 <= k <= MOST_DRAFTS for k in ks) or len(set(ks)) != len(ks):
+        raise flags.bad_value(
+            flag, f"distinct numbers from 0 to {MOST_DRAFTS}", ",".join(map(str, ks))
+        )
+    drafts = any(ks)
+    if request.method == "none" and drafts:
+        raise flags.conflict("method none drafts nothing", "leave out " + flag)
+    if request.method not in ("none", AUTO) and not drafts:
+        raise flags.conflict(
+            f"{request.method} with K=0 alone never drafts", "choose --method none"
+        )
+
+
+def _only_for(flag: str, value: object, request: CompileRequest, *methods: str) -> None:
+    if value is not None and request.method not in methods:
+        raise flags.conflict(
+            f"{flag} has no meaning for --method {request.method}",
+            f"leave it out, or choose --method {methods[-1]}",
+            expected=f"--method {' or '.join(methods)}",
+        )
