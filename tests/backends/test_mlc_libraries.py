@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import subprocess
 import tarfile
 from pathlib import Path
@@ -17,6 +18,7 @@ from tvm.relax.frontend.nn.llm.kv_cache import TIRPagedKVCache
 from specc.backends.tvm.mlc import cache
 from specc.backends.tvm.mlc import compile as mlc_compile
 from specc.backends.tvm.mlc.leaf import Heads, PagedLeaf
+from specc.cli import main
 from specc.errors import BackendError
 from specc.ir import Function, Role, TensorType
 from specc.ir.dialect import ops
@@ -52,10 +54,16 @@ def smaller(shared_folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("phone", ["iphone", "android"])
-def test_phones_are_given_static_libraries(phone: str, smaller: Path, tmp_path: Path) -> None:
+def test_phones_are_given_static_libraries(
+    phone: str, smaller: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     """Compiled by LLVM alone: objects for arm64, in a .tar, under a name that `mlc_llm package` looks for."""
-    out = folder_for_mlc(smaller, tmp_path / "out", "none", mlc_target=phone)
+    out = tmp_path / "out"
+    flags = ["--format", "mlc", "--mlc-target", phone, "--method", "none", "--json"]
+    assert main(["compile", str(smaller), *flags, "-o", str(out)]) == 0
+    told = json.loads(capfd.readouterr().out)
     engine = check_folder(out, package_too=True)
+    assert (told["format"], told["engine"]) == ("mlc", engine)
     assert engine["model_lib"] == "system://mlc_smaller_target"
     with tarfile.open(out / "target/model.tar") as archive:
         objects = [archive.extractfile(m).read() for m in archive.getmembers()]  # type: ignore[union-attr]
@@ -66,7 +74,12 @@ def test_phones_are_given_static_libraries(phone: str, smaller: Path, tmp_path: 
     for kernel in (*GREEDY, *SPECULATIVE):
         symbol = f"__tvm_ffi_mlc_smaller_target_{kernel}".encode()
         assert b"\0" + underscore + symbol + b"\0" in found
-    assert not (out / "engine-plain.json").exists()
+    assert {p.name for p in out.iterdir()} == {
+        "README.md", "engine.json", "mlc-package-config.json", "target",
+    }  # fmt: skip
+    readme = (out / "README.md").read_text()
+    assert {"iphone": "kDLCPU", "android": "Device.cpu()"}[phone] in readme
+    assert "Speculation." not in readme
 
 
 def test_target_and_drafter_are_linked_into_one_program(
@@ -81,7 +94,7 @@ def test_target_and_drafter_are_linked_into_one_program(
     check_folder(out, package_too=True)
     assert {p.name for p in out.iterdir()} == {
         "README.md", "Speculation.kt", "drafter", "engine-plain.json", "engine.json", "mlc-package-config.json",
-        "rest.sh", "target",
+        "target",
     }  # fmt: skip
     objects = []
     for name in ("target", "drafter"):

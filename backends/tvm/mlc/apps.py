@@ -9,7 +9,9 @@ from typing import Any
 _LIMITS = """\
 Where this was tried: on Linux, by a driver that makes the engine's calls with TVM's own runtime. It has not run inside
 an MLC app, and not on a phone: verified_on_gpu: false.
+"""
 
+_SPECULATION = """\
 These libraries are CPU code. MLC's engine speculates where it has its sampler on the device alone (CUDA, Vulkan,
 Metal); its CPU sampler, as of July 2026, refuses a verified round (a wrong size check in batch_verify), and knows no
 trees. So on an unmodified engine on a CPU play `engine-plain.json`, which does not speculate; `engine.json` is for an
@@ -24,10 +26,11 @@ def files(engine: Mapping[str, Any], target: str) -> dict[str, str]:
         if k not in ("additional_models", "spec_draft_length", "spec_tree_width")
     } | {"speculative_mode": "disable"}  # fmt: skip
     found = {"README.md": _readme(engine, target)}
+    if target == "host":
+        found["rest.sh"] = _rest(engine)
     if engine["speculative_mode"] == "disable":
         return found
     found["engine-plain.json"] = json.dumps(plain, indent=1) + "\n"
-    found["rest.sh"] = _rest(engine)
     if target == "iphone":
         found["Speculation.swift"] = _SWIFT
     if target == "android":
@@ -47,34 +50,40 @@ def _readme(engine: Mapping[str, Any], target: str) -> str:
             f"prefill_chunk_size at {k + 1} or more: with less the engine waits for ever, without a word. (The mode",
             "`interactive` alone sets it to 1.) An answer may be longer than max_tokens by what a round accepts.", "",
         ]  # fmt: skip
-    lines += [_HOW[target], "", _LIMITS]
-    return "\n".join(lines)
+    if mode == "disable":
+        return "\n".join([*lines, _HOW[target], _LIMITS])
+    return "\n".join([*lines, _HOW[target] + _LINES[target], _LIMITS, _SPECULATION])
 
 
 _HOW = {
-    "host": "Run in this folder; paths in engine.json are relative to it. `rest.sh` starts MLC's REST server.",
+    "host": "Run in this folder; paths in engine.json are relative to it. `rest.sh` starts MLC's REST server.\n",
     "iphone": (
-        "`mlc_llm package` in this folder links both libraries into libmodel_iphone.a and bundles the weights.\n"
-        "MLCSwift reloads a model without its drafter, and always on Metal: put `Speculation.swift` beside\n"
-        "LLMEngine.swift in MLCSwift, and kDLCPU in place of kDLMetal in LLMEngine.mm."
+        "`mlc_llm package` in this folder links what is here into libmodel_iphone.a and bundles the weights.\n"
+        "MLCSwift runs every model on Metal, and this is CPU code: put kDLCPU in place of kDLMetal in LLMEngine.mm.\n"
     ),
     "android": (
-        "`mlc_llm package` in this folder links both libraries into libmodel_android.a and bundles the weights.\n"
-        "mlc4j reloads a model without its drafter, and always on OpenCL: put `Speculation.kt` beside MLCEngine.kt\n"
-        "in mlc4j, and Device.cpu() in place of Device.opencl() in JSONFFIEngine.java."
+        "`mlc_llm package` in this folder links what is here into libmodel_android.a and bundles the weights.\n"
+        "mlc4j runs every model on OpenCL, and this is CPU code: put Device.cpu() in place of Device.opencl() in its\n"
+        "JSONFFIEngine.java.\n"
     ),
 }  # fmt: skip
+_LINES = {
+    "host": "",
+    "iphone": "It reloads a model without its drafter: put `Speculation.swift` beside its LLMEngine.swift.\n",
+    "android": "It reloads a model without its drafter: put `Speculation.kt` beside its MLCEngine.kt.\n",
+}
 
 
 def _rest(engine: Mapping[str, Any]) -> str:
-    ((drafter, library),) = engine["additional_models"]
-    overrides = ";".join(
-        f"{n}={engine[n]}" for n in ("spec_draft_length", "max_num_sequence", "prefill_chunk_size")
+    known = ("spec_draft_length", "max_num_sequence", "prefill_chunk_size")
+    overrides = ";".join(f"{n}={engine[n]}" for n in known if n in engine)
+    drafters = "".join(
+        f" --additional-models {m},{lib}" for m, lib in engine.get("additional_models", [])
     )
     return (
-        "#!/bin/sh\n# MLC's REST server with speculation on. --mode is not interactive: see README.md.\n"
+        "#!/bin/sh\n# MLC's REST server. --mode is not interactive: see README.md.\n"
         f"exec mlc_llm serve {engine['model']} --model-lib {engine['model_lib']} --device cpu \\\n"
-        f"  --additional-models {drafter},{library} --speculative-mode {engine['speculative_mode']} \\\n"
+        f" {drafters} --speculative-mode {engine['speculative_mode']} \\\n"
         f'  --mode local --overrides "{overrides}"\n'
     )
 

@@ -17,7 +17,7 @@ from specc.errors import BackendError
 
 TARGETS = {
     "host": {"kind": "llvm", "mtriple": "x86_64-unknown-linux-gnu", "opt-level": 3},
-    "iphone": {"kind": "llvm", "mtriple": "arm64-apple-ios", "mattr": ["+neon"], "opt-level": 3},
+    "iphone": {"kind": "llvm", "mtriple": "arm64-apple-darwin", "mattr": ["+neon"], "opt-level": 3},
     "android": {
         "kind": "llvm", "mtriple": "aarch64-linux-android", "mattr": ["+neon"], "opt-level": 3,
     },
