@@ -45,11 +45,11 @@ def machine(data: bytes) -> str:
 
 @pytest.fixture(scope="module")
 def smaller(shared_folder: Path) -> Path:
-    """One layer, so that the libraries are soon there."""
+    """One layer, so that the libraries are soon there; positions are learned, and added to embeddings."""
     folder = shared_folder / "mlc-smaller"
     with FileLock(str(folder) + ".lock"):
         if not folder.exists():
-            tiny("llama", num_hidden_layers=1).save_pretrained(folder)
+            tiny("gpt2", n_layer=1).save_pretrained(folder)
     return folder
 
 
@@ -196,3 +196,4 @@ def test_attention_that_the_paged_cache_has_not_is_refused(
     with pytest.raises(BackendError, match="SPECC-E0441") as refused:
         PagedLeaf(made, relax.BlockBuilder(), 64)
     assert words in refused.value.what
+    assert "leave out --format" in refused.value.cure

@@ -65,6 +65,14 @@ class PagedLeaf(Converter):
                 cure="report this as a bug",
             )  # fmt: skip
 
+    def beyond(self, what: str) -> BackendError:
+        """The error for attention that the paged cache does not have."""
+        return BackendError(
+            "SPECC-E0441", f"{what}: MLC's paged attention has none", where=self.refuse(what).where,
+            expected="attention of each layer over all of its own keys, as a plain softmax",
+            cure="leave out --format (--backend tvm has all of it), or with a window make --max-model-len no longer",
+        )  # fmt: skip
+
 
 def _is_read(node: fx.Node) -> bool:
     """Whether an input is anything but a cache, its rows, or positions that only attention takes."""
@@ -85,7 +93,7 @@ def _write(c: PagedLeaf, node: fx.Node) -> Any:
 def _attend(c: PagedLeaf, node: fx.Node) -> Any:
     q, k, v, _, _, parents, scale, window, softcap, sinks = arguments(node)
     if k not in c.new or v not in c.new:
-        raise c.refuse("attention over keys of another layer: MLC's cache has those of each")
+        raise c.beyond("attention over the keys of another layer")
     new_k, new_v = c.new.pop(k), c.new.pop(v)
     c.heads = Heads(_size(q, 1), _size(new_k, 1), _size(q, 2))
     for what, there in (
@@ -95,7 +103,7 @@ def _attend(c: PagedLeaf, node: fx.Node) -> Any:
         ("values of another width than keys", _size(new_v, 2) != c.heads.width),
     ):  # fmt: skip
         if there:
-            raise c.refuse(f"{what}: MLC's paged attention has none")
+            raise c.beyond(what)
     parts = [c.value(x, "f32") for x in (q, new_k, new_v)]
     qkv = c.emit(relax.op.concat(parts, axis=1))
     type_ = TensorType("f32", (type_of(q).shape[0], c.heads.heads, c.heads.width))
