@@ -195,14 +195,10 @@ def test_small_kernels_do_what_their_names_say(small_draft: Path) -> None:
         np.testing.assert_array_equal(target.numpy(), want)
 
 
-@pytest.fixture(scope="module", params=["eagle", "medusa"])
-def method(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
 WRONG = {knowing_drafters.NEXT[knowing_drafters.NEXT[knowing_drafters.NEXT[11]]], 30}
 
 
+@pytest.mark.parametrize("method", ["eagle", "medusa"])
 def test_trained_drafters_are_given_the_right_rows(method: str, shared_folder: Path) -> None:
     """A drafter that is right exactly if it reads the right hidden state and token: how much is kept is foretold."""
     folder = shared_folder / f"mlc-{method}"
@@ -230,9 +226,7 @@ def test_trained_drafters_are_given_the_right_rows(method: str, shared_folder: P
     assert len(set(want)) > 1, "some were kept, some not"
 
 
-def test_trained_drafters_draft_what_eager_code_on_the_checkpoint_drafts(
-    method: str, shared_folder: Path, tmp_path: Path
-) -> None:
+def test_an_eagle_drafts_what_eager_code_on_the_checkpoint_drafts(tmp_path: Path) -> None:
     """Random weights of the same shapes, so the libraries are those of the test above; attention counts here."""
     torch.manual_seed(4)
     model = knowing_drafters.target()
@@ -241,10 +235,9 @@ def test_trained_drafters_draft_what_eager_code_on_the_checkpoint_drafts(
             if weight.dim() > 1:
                 weight.normal_(std=0.4)
     model.save_pretrained(tmp_path / "model")
-    maker = {"eagle": synthetic.eagle1, "medusa": synthetic.medusa}[method]
-    drafter = maker(tmp_path / "drafter", model, **({"heads": 4} if method == "medusa" else {}))
+    drafter = synthetic.eagle1(tmp_path / "drafter", model)
     out = folder_for_mlc(
-        tmp_path / "model", tmp_path / "out", method, drafter=str(drafter), num_speculative_tokens=(0, 3)
+        tmp_path / "model", tmp_path / "out", "eagle", drafter=str(drafter), num_speculative_tokens=(0, 3)
     )  # fmt: skip
     engine = Engine(out)
     drafted: list[tuple[list[int], list[int]]] = []
@@ -258,10 +251,9 @@ def test_trained_drafters_draft_what_eager_code_on_the_checkpoint_drafts(
     prompt = [7, 21, 4, 7, 21, 9, 15]
     found = engine.generate(prompt, 8)
     assert found == greedy(tmp_path / "model", prompt, len(found))
-    if method == "eagle":
-        # Of drafts that were kept MLC's drafter keeps its own rows too; the code reads the target's features there.
-        kept = [length > 1 for length in engine.lengths]
-        drafted = drafted[: [*kept, True].index(True) + 1]
+    # Of drafts that were kept MLC's drafter keeps its own rows too; the code reads the target's features there.
+    kept = [length > 1 for length in engine.lengths]
+    drafted = drafted[: [*kept, True].index(True) + 1]
     assert len(drafted) >= 3
     for text, drafts in drafted:
         assert drafts == reference.draft(drafter, model, text, len(drafts)), len(text)

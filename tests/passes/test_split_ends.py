@@ -55,9 +55,7 @@ fn logits(%hidden: f32[T, 4]) {target}:
     )
 
 
-@pytest.mark.parametrize(
-    "family", ["llama", "gpt2", "gemma2", "granite", "opt", "gptj", "cohere-qk-norm"]
-)
+@pytest.mark.parametrize("family", ["llama", "gemma2", "granite"])
 def test_families_say_what_transformers_says(family: str) -> None:
     kind, values = FAMILIES[family]
     model = tiny(kind, **values)
