@@ -20,6 +20,7 @@ from pathlib import Path
 
 import torch
 
+from specc import cache
 from specc.cache import Pieces
 from specc.errors import BackendError
 from specc.runtime import sources
@@ -46,6 +47,8 @@ _FOR_APPS = {
     "include/specc.h": sources.INCLUDE / "specc.h",
     "lib/cmake/specc/specc-config.cmake": sources.CPP / "specc-config.cmake",
 }
+# Code keeps __FILE__, of headers too, and where they were is nobody's business.
+_PLACES = (f"-fmacro-prefix-map={_TORCH}=torch", f"-fmacro-prefix-map={sources.CPP.parent}=specc")
 # No names that are one in a whole program: a library that has some is never unloaded, and an archive cannot hide them.
 _COMMON = (
     "-std=c++20", "-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden", "-fno-gnu-unique", "-w",
@@ -216,8 +219,13 @@ class Toolchain:
             self.link(objects, into / name, exports=exports)
         names = [name for name, _, _ in libraries]
         if static:
-            for name, (_, objects, exports) in zip(_ARCHIVES, libraries, strict=True):
-                self.archive(objects, into / name, exports=exports)
+            # What tells a program with another artifact's code from one with this one's.
+            build = 'extern "C" __attribute__((visibility("default"))) const char specc_model_build[] = "{}";'
+            told = Object(build.format(cache.sha256(into / "model.so")), "build", ("-O1",))
+            self.archive(
+                [*model, self._compile(told)], into / "lib/libmodel.a", exports="specc_model_*"
+            )
+            self.archive(engine, into / "lib/libspecc.a", exports="specc_*")
             names += _ARCHIVES
         for name, source in _FOR_APPS.items():
             (into / name).parent.mkdir(parents=True, exist_ok=True)
@@ -247,9 +255,11 @@ class Toolchain:
             ], str(into.name))  # fmt: skip
 
     def _compile(self, item: Object) -> Path:
-        flags = [*_COMMON, *item.flags]
+        flags = [*_COMMON, *item.flags, *_PLACES]
         # Headers are part of an object's identity: specc's by content, torch's by its version.
-        settings = [f for f in flags if not f.startswith(("-I", "-iquote"))]
+        settings = [
+            f.partition("-prefix-map=")[0] for f in flags if not f.startswith(("-I", "-iquote"))
+        ]
         identity = "\0".join(
             [
                 self.version,

@@ -12,6 +12,7 @@
 
 extern "C" {
 const struct specc_model* specc_model_entry(void);  // of libmodel.a
+extern const char specc_model_build[];
 extern const char manifest_begin[], manifest_end[], weights_begin[], weights_end[], tokenizer_begin[], tokenizer_end[];
 }
 
@@ -54,7 +55,7 @@ int main(int argc, char** argv) {
     std::fputs("usage: specc_single \"prompt\" [max_tokens]\n", stderr);
     return 2;
   }
-  const specc_source source{sizeof(specc_source), find, nullptr, specc_model_entry};
+  const specc_source source{sizeof(specc_source), find, nullptr, specc_model_entry, specc_model_build};
   specc_artifact* loaded = nullptr;
   require(specc_artifact_load_from(&source, 0, &loaded));
   const std::unique_ptr<specc_artifact, Free> artifact(loaded);

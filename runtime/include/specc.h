@@ -51,14 +51,16 @@ SPECC_API specc_result specc_artifact_load(const char* path, int32_t threads, sp
  * `find` gives the bytes of a file of the artifact by its name ("manifest.json", "model.so", "weights.safetensors",
  * "tokenizer.bin"), and returns 0 if there is none. They stay where they are, unchanged, until the artifact and its
  * sessions are freed; weights begin on a multiple of 64. Other files of the folder need not be there.
- * `model`: specc_model_entry of the artifact's libmodel.a, if the program is linked with it (specc compile --static);
- * NULL loads "model.so" through an anonymous file, on Linux and Android, each time as a library of its own.
+ * `model`, `build`: specc_model_entry and specc_model_build of the artifact's libmodel.a, if the program is linked with it
+ * (specc compile --static); those of another artifact are refused. A program has room for one such model. NULL loads
+ * "model.so" through an anonymous file, on Linux, each time as a library of its own.
  * An artifact for a device (an NPU) is loaded from a folder alone. */
 typedef struct specc_source {
   size_t size; /* sizeof(specc_source) */
   int32_t (*find)(void* user, const char* name, const void** data, size_t* size);
   void* user;
   const struct specc_model* (*model)(void);
+  const char* build;
 } specc_source;
 SPECC_API specc_result specc_artifact_load_from(const specc_source*, int32_t threads, specc_artifact** out);
 SPECC_API void specc_artifact_free(specc_artifact*);

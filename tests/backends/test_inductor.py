@@ -123,6 +123,20 @@ def test_small_beside_the_weights(tiny_artifact: Path) -> None:
     assert sum(path.stat().st_size for path in code) < 4 << 20
 
 
+def test_code_does_not_tell_where_it_was_built(tiny_artifact: Path) -> None:
+    import torch
+
+    code = [tiny_artifact / "model.so", tiny_artifact / "lib/libspecc.so"]
+    places = [
+        Path(__file__).parents[2],
+        Path(torch.__file__).parents[1],
+        tiny_artifact,
+        Path.home(),
+    ]
+    found = [(c.name, p) for c in code for p in places if str(p).encode() + b"/" in c.read_bytes()]
+    assert found == []
+
+
 def test_the_c_program_says_the_same(
     tiny_artifact: Path, wanted: list[int], tmp_path: Path
 ) -> None:

@@ -24,6 +24,7 @@ class Source(ctypes.Structure):
 
     _fields_ = (
         ("size", ctypes.c_size_t), ("find", Find), ("user", ctypes.c_void_p), ("model", ctypes.c_void_p),
+        ("build", ctypes.c_char_p),
     )  # fmt: skip
 
 
@@ -34,7 +35,7 @@ class Memory:
         self.held = {name: self._aligned((folder / name).read_bytes(), shift) for name in names}
         self.library = ctypes.CDLL(str(folder / "lib/libspecc.so"))
         self.library.specc_last_error.restype = ctypes.c_char_p
-        self.source = Source(ctypes.sizeof(Source), Find(self._find), None, None)
+        self.source = Source(ctypes.sizeof(Source), Find(self._find), None, None, None)
 
     @staticmethod
     def _aligned(data: bytes, shift: int) -> tuple[object, int, int]:
@@ -122,6 +123,18 @@ def test_a_source_of_another_size_is_refused(tiny_artifact: Path) -> None:
     assert memory.load()[0] == 3
 
 
+def test_code_of_another_artifact_is_refused(tiny_artifact: Path) -> None:
+    """Linked code is named by the model.so that it is the archive of; the manifest knows that one's hash."""
+    memory = Memory(tiny_artifact, FILES)
+    entry = ctypes.CFUNCTYPE(ctypes.c_void_p)(lambda: None)  # never called
+    memory.source.model = ctypes.cast(entry, ctypes.c_void_p)
+    assert memory.load()[0] == 3
+    assert b"source.build" in memory.library.specc_last_error()
+    memory.source.build = b"0" * 64
+    assert memory.load()[0] == 4
+    assert b"another artifact" in memory.library.specc_last_error()
+
+
 def test_an_open_folder_by_its_descriptor(tiny_artifact: Path, tiny_model: Path) -> None:
     """What docs/embedding.md says of descriptors."""
     import os
@@ -155,6 +168,8 @@ def test_one_program_with_code_and_weights_inside(
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
     program = build / "specc_single"
+    names = subprocess.run(["nm", program], capture_output=True, text=True, check=True).stdout
+    assert "specc_model_build" in names
     needed = subprocess.run(["readelf", "-d", program], capture_output=True, text=True, check=True)
     assert "specc" not in needed.stdout
     text = "The quick brown"

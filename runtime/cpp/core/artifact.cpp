@@ -17,12 +17,21 @@ bool hashes_wanted() {
   return value != nullptr && std::strcmp(value, "1") == 0;
 }
 
-// Code is mapped from this file, so it must be one the manifest vouches for.
-void require_library_listed(const Manifest& manifest, const Source& source) {
+// Code is mapped from this file, so it must be one the manifest vouches for; or the program was linked with the same.
+void check_library(const Manifest& manifest, const Source& source) {
   for (const auto& file : manifest.files) {
-    if (file.path == kLibraryFile) return;
+    if (file.path != kLibraryFile) continue;
+    const std::string build = source.linked_build();
+    if (build.empty() || build == file.sha256) return;
+    throw Error(Code::ModelRefused, "the program was linked with the code of another artifact")
+        .where(source.name(kLibraryFile))
+        .expected("specc_model_build " + file.sha256)
+        .found(build)
+        .cure("link the libmodel.a that lies beside these files");
   }
-  throw Error(Code::Damaged, "the manifest lists no model.so").where(source.name(kLibraryFile)).cure("compile the artifact again");
+  throw Error(Code::Damaged, "the manifest lists no model.so")
+      .where(source.name(kLibraryFile))
+      .cure("compile the artifact again");
 }
 
 }  // namespace
@@ -31,7 +40,7 @@ std::shared_ptr<Artifact> Artifact::load(std::unique_ptr<Source> source, int32_t
   std::shared_ptr<Artifact> artifact(new Artifact);
   artifact->manifest_ = read_manifest(*source);
   const Manifest& manifest = artifact->manifest_;
-  require_library_listed(manifest, *source);
+  check_library(manifest, *source);
   check_files(manifest, *source, hashes_wanted());
 
   artifact->file_ = Safetensors(source->map(manifest.weights_file), source->name(manifest.weights_file));

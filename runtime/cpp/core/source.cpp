@@ -32,6 +32,9 @@ class Memory : public Source {
           .found(std::to_string(from.size));
     }
     if (from.find == nullptr) throw Error(Code::Option, "an argument is NULL").where("source.find");
+    if (from.model != nullptr && from.build == nullptr) {
+      throw Error(Code::Option, "an argument is NULL").where("source.build");
+    }
   }
 
   std::string name(const std::string& file) const override { return "memory:" + file; }
@@ -43,6 +46,7 @@ class Memory : public Source {
     const Bytes found = required(file);
     return MappedFile::borrowed(found.data, found.size);
   }
+  std::string linked_build() const override { return from_.model != nullptr ? from_.build : ""; }
   SharedObject code(const std::string& file) const override {
     if (from_.model != nullptr) return SharedObject::linked(reinterpret_cast<void*>(from_.model));
     const Bytes found = required(file);

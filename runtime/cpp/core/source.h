@@ -24,6 +24,8 @@ class Source {
   virtual MappedFile map(const std::string& file) const = 0;  // throws Error(File)
   // A library that can be loaded. Throws Error(ModelRefused).
   virtual SharedObject code(const std::string& file) const = 0;
+  // Which model.so the code that the program was linked with is, by its SHA-256; empty where it was not.
+  virtual std::string linked_build() const { return {}; }
   // The folder, which devices read files from by themselves, with a slash at its end; empty in memory.
   virtual std::string directory() const { return {}; }
 };
