@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from specc.errors import ArtifactError
@@ -27,9 +28,22 @@ def damaged(where: str, expected: str, found: str) -> ArtifactError:
 
 
 def check_inner(path: str, where: str) -> None:
-    """Raise ArtifactError (E0502) for a path that leads out of the artifact: a manifest comes from anywhere."""
-    if not path or Path(path).is_absolute() or ".." in Path(path).parts or "\0" in path:
+    """Raise ArtifactError (E0502) for a path that leads out of the artifact: a manifest comes from anywhere.
+
+    The engine's rule (is_inner_path in cpp/core/mapped_file.cpp), so that both read the same artifacts: parts with `/`
+    between them, none of them empty, `.` or `..`.
+    """
+    if any(c in path for c in "\0\\") or any(p in ("", ".", "..") for p in path.split("/")):
         raise damaged(where, "a path inside the artifact", repr(path))
+
+
+def without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """For `object_pairs_hook`: raise ValueError where a key occurs twice, of which other readers may keep the other."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twin = Counter(key for key, _ in pairs).most_common(1)[0][0]
+        raise ValueError(f"the key {json.dumps(twin)} occurs twice in an object")
+    return found
 
 
 class Field:

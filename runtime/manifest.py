@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from specc.errors import ArtifactError
-from specc.runtime.fields import Field, check_inner, damaged
+from specc.runtime.fields import Field, check_inner, damaged, without_twins
 from specc.runtime.graph_facts import CudaCode, Graphs
 from specc.runtime.state import Arena, StateBuffer, read_arena, read_state
 
@@ -195,7 +195,7 @@ class Manifest:
     def parse(cls, text: bytes | str, source: str = "manifest.json") -> Manifest:
         """Check and read manifest text; `source` is for messages."""
         try:
-            document = json.loads(text)
+            document = json.loads(text, object_pairs_hook=without_twins)
         except (ValueError, RecursionError) as error:
             raise damaged(source, "JSON", str(error)) from error
         root = Field(document, source)

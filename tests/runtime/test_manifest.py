@@ -80,6 +80,10 @@ REFUSED_BY_SHAPE: list[tuple[str, object]] = [
     ("weights.file", "../weights"),
     ("weights.file", "/etc/passwd"),
     ("files", {"a/../../b": {"sha256": "", "bytes": 1}}),
+    ("files", {"./a": {"sha256": "", "bytes": 1}}),
+    ("files", {"a//b": {"sha256": "", "bytes": 1}}),
+    ("files", {"a/": {"sha256": "", "bytes": 1}}),
+    ("files", {"a\\b": {"sha256": "", "bytes": 1}}),
     ("files", []),
 ]
 REFUSED_BY_SENSE: list[tuple[str, object]] = [
@@ -143,6 +147,15 @@ def test_manifest_of_any_json_is_read_or_refused(value: object, field: str) -> N
 def test_manifest_that_is_none(text: str) -> None:
     with pytest.raises(ArtifactError):
         Manifest.parse(text)
+
+
+def test_a_key_that_occurs_twice_is_refused() -> None:
+    """The engine refuses such a manifest (json.cpp): a reader that keeps one of the two would see another artifact."""
+    text = json.dumps(document())
+    twice = text.replace('"method": "ngram"', '"method": "none", "method": "ngram"')
+    assert twice != text
+    with pytest.raises(ArtifactError, match=r"SPECC-E0502[\s\S]*\"method\" occurs twice"):
+        Manifest.parse(twice)
 
 
 # The schema.

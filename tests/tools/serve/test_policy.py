@@ -129,7 +129,7 @@ def when(**conditions: Any) -> dict[str, Any]:
         saying(rules=[{"method": "ngram"}] * 65), when(context_above=1), when(context_over=-1), when(context_over="1"),
         when(context_over=True), when(context_over=1.5), when(memory_below=1.1), when(memory_below=True),
         when(memory_below=float("nan")), when(draft_service_healthy=1), when(batch_up_to=None), " " * 70_000,
-        {"schema_version": 1},
+        {"schema_version": 1}, '{"schema_version": 1, "otherwise": "ngram", "otherwise": "off"}',
     ],
 )  # fmt: skip
 def test_what_is_no_policy(tmp_path: Path, said: Any) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from specc.errors import SpeccError, UsageError
 from specc.runtime import Manifest
+from specc.runtime.fields import without_twins
 
 _LOG = logging.getLogger(__name__)
 OFF, REMOTE = "off", "remote"
@@ -185,7 +186,7 @@ def read(path: Path, methods: Collection[str]) -> Policy:
             data = file.read(_MOST_BYTES + 1)
         if len(data) > _MOST_BYTES:
             raise _wrong(path, f"at most {_MOST_BYTES} bytes", "more")
-        found = json.loads(data)
+        found = json.loads(data, object_pairs_hook=without_twins)
     except OSError as error:
         raise _wrong(path, "a file that can be read", error.strerror or str(error)) from error
     except (ValueError, RecursionError) as error:
