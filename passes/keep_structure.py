@@ -53,7 +53,7 @@ class KeepStructure(Pass):
         assert self.basis is not None
         if self.basis.weight.shape[1] != width:
             raise PassError(
-                "SPECC-E0351", "the basis is of other features than the target's", expected=f"{width} numbers",
+                "SPECC-E0380", "the basis is of other features than the target's", expected=f"{width} numbers",
                 found=str(list(self.basis.weight.shape)), cure="fit it on this target",
             )  # fmt: skip
         if STRUCTURE not in program.functions:
@@ -135,9 +135,12 @@ def _key_and_value(program: SpeculativeProgram) -> tuple[Part, fx.Node, fx.Node]
             )
             if part.part == "layer" and found:
                 key, value = (written[cache] for cache in node.args[1:3])
-                return part, _before_rotation(leaf, part, key), value
+                before = _before_rotation(leaf, part, key)
+                if _before_rotation(leaf, part, value) is not value:
+                    raise _inseparable(leaf)
+                return part, before, value
     raise PassError(
-        "SPECC-E0351", "no layer keeps keys and values of its own", where=program.name,
+        "SPECC-E0381", "no layer keeps keys and values of its own", where=program.name,
         cure="use --method suffix",
     )  # fmt: skip
 
@@ -172,11 +175,15 @@ def _before_rotation(leaf: Function, part: Part, key: Any) -> fx.Node:
         n for n, streams in content.items() if streams and all(n in _ancestors(e) for e in ends)
     ]
     if not ends or common[-1] is stream:
-        raise PassError(
-            "SPECC-E0351", "the last layer's keys cannot be told from their rotation", where=leaf.name,
-            cure="use --method suffix",
-        )  # fmt: skip
+        raise _inseparable(leaf)
     return common[-1]
+
+
+def _inseparable(leaf: Function) -> PassError:
+    return PassError(
+        "SPECC-E0382", "the last layer's keys and values cannot be told from their position", where=leaf.name,
+        cure="use --method suffix",
+    )  # fmt: skip
 
 
 def _ancestors(node: fx.Node) -> set[fx.Node]:

@@ -7,10 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch import fx
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from specc.ir import SpeculativeProgram
+from specc.ir.dialect import ops
 from specc.ir.evaluate import evaluate, fresh_state
+from specc.ir.graphs import Builder, copy_graph
 from specc.ir.importers.huggingface import import_model
 from specc.passes import pipelines
 from specc.passes.gather_logits import GatherLogits
@@ -20,6 +23,7 @@ from tests.passes import toy
 from tests.passes.driver import generate
 from tests.passes.test_pipelines import PROMPT, SHAPE, _model
 
+aten = torch.ops.aten
 FAMILIES = ("llama", "gemma2", "qwen3")
 COUNT = 9
 
@@ -110,9 +114,41 @@ def test_twice_is_once_and_the_target_stays() -> None:
 def test_what_does_not_fit_is_refused() -> None:
     program = toy.after("outline-layers")
     width = feature_width(program)
-    assert toy.refusal(KeepStructure(_basis(width + 1)), program).startswith("SPECC-E0351")
+    assert toy.refusal(KeepStructure(_basis(width + 1)), program).startswith("SPECC-E0380")
     gathered = GatherLogits(8)(program).program
     assert toy.refusal(KeepStructure(_basis(width)), gathered).startswith("SPECC-E0330")
     kept = KeepStructure(_basis(width))(program).program
     other = KeepStructure(_basis(width, 5))
     assert toy.refusal(other, kept).startswith("SPECC-E0303")
+
+
+def test_a_model_without_keys_to_keep_is_refused() -> None:
+    program = toy.after("outline-layers")
+    for name, function in program.functions.items():
+        graph, _ = copy_graph(function.graph)
+        for node in [n for n in graph.nodes if n.target is ops.cache_write.default]:
+            graph.erase_node(node)
+        program = program.replacing(replace(program.functions[name], graph=graph))
+    assert toy.refusal(KeepStructure(_basis(8)), program).startswith("SPECC-E0381")
+
+
+def test_keys_that_know_their_position_from_the_beginning_are_refused() -> None:
+    """The position is added to what enters the layer, so that there is no key without it."""
+    draw = torch.Generator().manual_seed(0)
+    shapes = {"wte": toy.VOCAB, "wpe": toy.POSITIONS, "head": toy.VOCAB, "w": toy.HIDDEN}
+    weights = {n: torch.randn(rows, toy.HIDDEN, generator=draw) for n, rows in shapes.items()}
+
+    def body(builder: Builder, tokens: fx.Node, positions: fx.Node) -> fx.Node:
+        ref = {name: toy.weight(builder, name, tensor) for name, tensor in weights.items()}
+        x = builder.op(aten.embedding.default, ref["wte"], tokens)
+        x = builder.op(aten.unsqueeze.default, x, 0)
+        at = builder.op(aten.embedding.default, ref["wpe"], positions)
+        y = builder.op(aten.add.Tensor, x, at)
+        y = builder.op(aten.linear.default, y, ref["w"])
+        y = builder.op(aten.unsqueeze.default, y, 1)
+        y = builder.op(ops.attention.default, y, y, y, None, 0.5, 0, 0.0, 0)
+        x = builder.op(aten.add.Tensor, x, builder.op(aten.select.int, y, 2, 0))
+        return builder.op(aten.select.int, builder.op(aten.linear.default, x, ref["head"]), 0, 0)
+
+    program = toy.after("outline-layers", toy.build(body, weights, 1))
+    assert toy.refusal(KeepStructure(_basis(8)), program).startswith("SPECC-E0382")

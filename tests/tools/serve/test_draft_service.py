@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 import signal
@@ -356,6 +357,16 @@ def test_flags_of_serve(
 ) -> None:
     assert cli.main(["serve", str(tiny_artifact), "--port", "0", *flags]) in (1, 2)
     assert code in capsys.readouterr().err
+
+
+def test_an_artifact_whose_rounds_take_no_drafts(
+    capsys: pytest.CaptureFixture[str], tiny_artifact: Path, tmp_path: Path
+) -> None:
+    document = json.loads((tiny_artifact / "manifest.json").read_text())
+    plain = {"num_speculative_tokens": [0], "rounds": document["rounds"][:1]}
+    (tmp_path / "manifest.json").write_text(json.dumps({**document, **plain}))
+    assert cli.main(["serve", str(tmp_path), "--port", "0", "--draft-socket", "s"]) == 2
+    assert "SPECC-E0725" in capsys.readouterr().err
 
 
 def test_the_way_is_measured(tiny_artifact: Path) -> None:

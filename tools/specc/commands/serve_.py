@@ -188,7 +188,7 @@ def _check_drafts(manifest: Manifest, path: Path) -> None:
         return
     found = f"method {manifest.method}" if manifest.speculates else "rounds of K = 0 alone"
     raise UsageError(
-        "SPECC-E0104", "rounds of this artifact take no drafts from a service", where=str(path),
+        "SPECC-E0725", "rounds of this artifact take no drafts from a service", where=str(path),
         expected="rounds with K > 0 that come in pieces", found=found,
         cure="compile with --method ngram, or another one without --tree",
     )  # fmt: skip
