@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from array import array
+from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,8 +26,8 @@ FIRST_S, LEAST_S, MOST_S = 0.05, 0.0005, 2.0
 LEAST_ACCEPTANCE = 0.25
 """A lower one would end in deadlines that nothing could meet, and never be measured again."""
 _STEP = 0.05
-LATE, LOST = "timeout", "draft_lost"
-"""Why there is no draft: it did not come in time, or the service is not well."""
+LATE, LOST, PASSED = "timeout", "draft_lost", "passed"
+"""Why there is no draft: it did not come in time, the service is not well, or it was not asked."""
 MOST_PASSED = 255
 """Rounds that are passed over, at most, after drafts that came too late one after the other."""
 
@@ -63,6 +64,7 @@ class DraftClient:
         self._acceptance = 1.0
         self._late_in_a_row = self._passed = self._last_text = 0
         self._asking: dict[int, RemoteText] = {}
+        self._ended: deque[int] = deque()  # texts that the service was not told of yet
         self._health = Health()
         self._lock = threading.Lock()  # of _channel
         self._channel: Channel | None = Channel.connect(path, self._vocabulary, CONNECT_S)
@@ -113,26 +115,27 @@ class DraftClient:
             self._pings.close()
 
     def ask(self, text: RemoteText, tokens: array[int], k: int) -> tuple[Sequence[int], str]:
-        """A draft after `tokens`, and why there is none: LATE, LOST, or "" if it has none."""
+        """A draft after `tokens`, and why there is none: LATE, LOST, PASSED, or "" if it has none."""
         with self._lock:
             channel = self._channel
             if channel is None or not self._health.healthy:
                 return (), LOST
             if self._passed > 0:
                 self._passed -= 1
-                return (), LATE
-            begun = time.monotonic()
+                return (), PASSED
+            begun, drafted = time.monotonic(), None
             try:
-                drafted = self._exchange(channel, text, tokens, k, begun + self.deadline_s(k))
+                if asked := self._request(text, tokens, k):
+                    drafted = self._exchange(channel, text, tokens, k, begun + self.deadline_s(k))
             except (OSError, SpeccError):
                 self._lose()
                 return (), LOST
             if drafted is None:
                 # Too slow, or stalled: until pings tell which, less and less time is lost on it.
-                self.counts.late += 1
+                self.counts.late += asked
                 self._late_in_a_row += 1
                 self._passed = min((1 << min(self._late_in_a_row, 16)) - 2, MOST_PASSED)
-                return (), LATE
+                return (), LATE if asked else PASSED
             self.counts.answered += 1
             self._late_in_a_row = 0
             self.round_trip_s = time.monotonic() - begun
@@ -150,6 +153,7 @@ class DraftClient:
             text.channel, text.sent = channel, 0
         start, count = min(text.sent, len(tokens)), len(tokens)
         crc = frames.checksum(tokens[:start])
+        self._tell_ended(channel)
         while True:
             end = min(start + frames.MOST_TOKENS, count)
             part, asked = tokens[start:end], k if end == count else 0
@@ -177,7 +181,8 @@ class DraftClient:
         with self._lock, suppress(OSError):
             self._asking.pop(text.number, None)
             if self._channel is not None and text.channel is self._channel:
-                self._channel.send(frames.close(text.number))
+                self._ended.append(text.number)
+                self._tell_ended(self._channel)
 
     def ahead(self, text: RemoteText, tokens: array[int], k: int) -> None:
         """Ask for what `ask` will want next, so that the service drafts while others have their turn."""
@@ -192,15 +197,16 @@ class DraftClient:
     def _exchange(
         self, channel: Channel, text: RemoteText, tokens: array[int], k: int, until: float
     ) -> Sequence[int] | None:
-        """The draft, None if it did not come in time."""
+        """The draft that was asked for, None if it did not come in time."""
         lost = False
-        if not self._request(text, tokens, k):
-            return None
         while True:
             if (answer := text.answer) is None:
                 if (frame := channel.receive(until)) is None:
                     return None
                 self._take(frame)
+                # There may be more, without end: an answer that is here counts, none is looked for any more.
+                if text.answer is None and time.monotonic() >= until:
+                    return None
             elif answer.kind == Kind.DRAFT:
                 return answer.tokens[:k]
             elif lost:
@@ -226,6 +232,11 @@ class DraftClient:
         self._asking[text.number] = text
         return True
 
+    def _tell_ended(self, channel: Channel) -> None:
+        """Let the service forget texts that have ended: as many as there is room to tell of now."""
+        while self._ended and channel.send(frames.close(self._ended[0])):
+            self._ended.popleft()
+
     def _take(self, frame: Frame) -> None:
         """Give an answer to the text that waits for it, if one does."""
         text = self._asking.get(frame.text)
@@ -242,6 +253,7 @@ class DraftClient:
 
     def _drop_channel(self) -> None:
         channel, self._channel = self._channel, None
+        self._ended.clear()  # with a connection, the service forgets its texts
         if channel is not None:
             channel.close()
 
@@ -254,6 +266,9 @@ class DraftClient:
                     with self._lock:
                         self._channel = channel
                         self._late_in_a_row = self._passed = 0
+                with self._lock:
+                    if answered and self._channel is not None:
+                        self._tell_ended(self._channel)
             except (OSError, SpeccError):
                 if self._pings is not None:
                     self._pings.close()
@@ -276,6 +291,8 @@ class DraftClient:
         while (frame := self._pings.receive(until)) is not None:
             if frame.kind == Kind.PONG and frame.text == self._nonce:
                 return True
+            if time.monotonic() >= until:  # (there may be more, without end)
+                return False
         return False
 
 

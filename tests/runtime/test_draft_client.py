@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,11 +16,11 @@ import pytest
 from specc.errors import RequestError
 from specc.runtime import Manifest
 from specc.runtime import draft_frames as frames
-from specc.runtime.draft_client import LATE, LOST, DraftClient
+from specc.runtime.draft_client import LATE, LOST, PASSED, DraftClient
 from specc.runtime.draft_frames import Frame, Kind, Vocabulary
 from specc.runtime.draft_health import GOODS, MISSES, Health
 
-Script = Callable[[Frame], list[bytes]]
+Script = Callable[[Frame], Iterable[bytes]]
 """What is sent back for a frame other than HELLO."""
 
 
@@ -192,10 +192,75 @@ def test_one_that_is_always_late_is_asked_less_and_less(
     peer: Callable[..., Path], client: Callable[..., DraftClient]
 ) -> None:
     silent = client(peer(lambda f: well(f) if f.kind == Kind.PING else []), deadline_s=0.001)
-    text = silent.text()
-    whys = {(text([1] * n, 2) and "") or text.why for n in range(1, 101)}
-    assert whys == {LATE}
-    assert silent.counts.late == 6  # 1 2 5 12 27 58: 0, 2, 6, 14, 30 and 62 rounds are passed over
+    text, late = silent.text(), []
+    for count in range(1, 101):
+        assert list(text([1] * count, 2)) == []
+        assert text.why in (LATE, PASSED)
+        if text.why == LATE:
+            late.append(count)
+    assert late == [1, 2, 5, 12, 27, 58]  # 0, 2, 6, 14, 30 and 62 rounds are passed over
+    assert silent.counts.late == 6
+
+
+def test_one_that_says_more_than_there_is_time_for(
+    peer: Callable[..., Path], client: Callable[..., DraftClient]
+) -> None:
+    """Answers to what nobody asked: once its time is over, neither a draft nor a ping reads on in them."""
+    sent = {kind: threading.Event() for kind in (Kind.PROPOSE, Kind.PING)}
+
+    def script(frame: Frame) -> Iterator[bytes]:
+        if not sent[frame.kind].is_set():
+            wrong = said(frame, 1)[:16] + bytes(8)
+            yield from [frames.pong(0) if frame.kind == Kind.PING else wrong] * 100
+        sent[frame.kind].set()
+
+    asking = client(peer(script), deadline_s=1e-9, ping_s=20)
+    text = asking.text()
+    text.prepare([1])
+    assert sent[Kind.PROPOSE].wait(30)
+    assert (text([1, 2, 3], 2), text.why) == ((), LATE)
+    assert asking.counts.stale <= 1
+
+    asking._ping_s = 0  # (the thread that pings waits for 20 s before)
+    assert not asking._ping()
+    assert sent[Kind.PING].wait(30)
+    assert not asking._ping()
+    assert asking._pings is not None
+    left = 0
+    while asking._pings.receive(0) is not None:
+        left += 1
+    assert left >= 98
+
+
+def test_what_does_not_fit_is_not_late(
+    peer: Callable[..., Path], client: Callable[..., DraftClient]
+) -> None:
+    """Nothing was asked, so nothing is counted as late; texts that ended are told of once there is room."""
+    reading, ended = threading.Event(), set[int]()
+
+    def script(frame: Frame) -> list[bytes]:
+        if frame.kind == Kind.PROPOSE:
+            reading.wait(30)
+        if frame.kind == Kind.CLOSE:
+            ended.add(frame.text)
+        return well(frame)
+
+    asking = client(peer(script), deadline_s=5, ping_s=0.1)
+    texts = [asking.text() for _ in range(20)]
+    for text in texts:
+        text.prepare([1] * 5000)
+    assert (list(asking.text()([1] * 100_000, 2)), asking.counts.late) == ([], 0)
+    last = asking.text()
+    assert (list(last([1] * 100_000, 2)), last.why, asking.counts.late) == ([], PASSED, 0)
+    begun = {text.number for text in texts if text.sent}
+    for text in texts:
+        text.close()
+    reading.set()
+    until = time.monotonic() + 30
+    while not ended >= begun and time.monotonic() < until:
+        time.sleep(0.01)
+    assert len(begun) > 1
+    assert ended >= begun
 
 
 def test_a_text_that_the_service_has_forgotten(

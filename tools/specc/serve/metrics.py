@@ -16,7 +16,9 @@ _M = TypeVar("_M")
 
 REASONS = ("stop", "length", "context", "cancelled", "timeout", "error")
 REJECTIONS = ("mismatch", "grammar", "eos", "stop", "length", "context", "timeout")
-FALLBACKS = ("disabled", "no_draft", "length", "context", "policy", "timeout", "draft_lost")
+FALLBACKS = (
+    "disabled", "no_draft", "length", "context", "policy", "timeout", "draft_lost", "passed",
+)  # fmt: skip
 PHASES = ("queue", "prefill", "draft", "round", "host")
 
 _TOKEN_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5)
