@@ -8,7 +8,8 @@ import socket
 import threading
 from array import array
 from collections import OrderedDict
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from specc.errors import RequestError, SpeccError, UsageError
@@ -46,13 +47,12 @@ def listen(path: Path) -> socket.socket:
 
 
 class DraftService:
-    """Answers proposals with what `artifact` says next. A thread for each connection, which owns its texts."""
+    """Answers proposals with what `artifact` says next. A thread for each connection."""
 
     def __init__(self, artifact: Artifact, most_texts: int) -> None:
-        self.artifact, self.most_texts = artifact, most_texts
+        self.texts = _Texts(artifact, most_texts)
         self.vocabulary = Vocabulary.of(artifact.manifest)
         self._lock = threading.Lock()
-        self._texts = 0
         self._open: dict[threading.Thread, socket.socket] = {}
 
     def serve(self, listening: socket.socket) -> None:
@@ -81,18 +81,6 @@ class DraftService:
             for thread in threads:
                 thread.join()
 
-    def take_room(self) -> bool:
-        """Whether one more text may hold state."""
-        with self._lock:
-            if self._texts >= self.most_texts:
-                return False
-            self._texts += 1
-            return True
-
-    def give_room(self, texts: int) -> None:
-        with self._lock:
-            self._texts -= texts
-
     def _talk(self, connected: socket.socket) -> None:
         with connected:
             connection = _Connection(self, connected)
@@ -111,11 +99,10 @@ class DraftService:
 
 
 class _Connection:
-    """One client and its texts, the one asked for last at the end."""
+    """One client, whose texts are its own although all share the room."""
 
     def __init__(self, service: DraftService, connected: socket.socket) -> None:
         self._service, self._socket = service, connected
-        self._texts: OrderedDict[int, _Text] = OrderedDict()
 
     def run(self) -> None:
         """Until it ends. Raises RequestError (SPECC-E0718) for what is no frame, or comes at the wrong time."""
@@ -127,7 +114,7 @@ class _Connection:
             if frame.kind == Kind.PING:
                 self._socket.send(frames.pong(frame.text))
             elif frame.kind == Kind.CLOSE:
-                self._end(frame.text)
+                self._service.texts.end((self, frame.text))
             elif frame.kind == Kind.PROPOSE:
                 answer = self._propose(frame)
                 if frame.k:
@@ -139,8 +126,7 @@ class _Connection:
                 )  # fmt: skip
 
     def close(self) -> None:
-        for number in list(self._texts):
-            self._end(number)
+        self._service.texts.end_all(self)
 
     def _welcome(self) -> bool:
         frame = self._next()
@@ -158,38 +144,78 @@ class _Connection:
         return frames.read(data) if data else None
 
     def _propose(self, frame: Frame) -> bytes:
-        text = self._texts.get(frame.text)
-        if text is None and frame.start == 0:
-            text = self._begin(frame.text)
-        if text is None or not text.follow(frame):
-            return frames.lost(frame.text, frame.count, frame.crc)
-        self._texts.move_to_end(frame.text)
-        try:
-            drafted = text.continued(frame.k)
-        except SpeccError as error:  # beyond its context, an id that only the target has: no drafts
-            _LOG.info("%s", error)
-            drafted = array("I")
+        with self._service.texts.use((self, frame.text), begin=frame.start == 0) as text:
+            if text is None or not text.follow(frame):
+                return frames.lost(frame.text, frame.count, frame.crc)
+            try:
+                drafted = text.continued(frame.k)
+            except SpeccError as error:  # beyond its context, an id that only the target has
+                _LOG.info("%s", error)
+                drafted = array("I")
         return frames.draft(frame.text, frame.count, frame.crc, drafted)
 
-    def _begin(self, number: int) -> _Text | None:
-        if not self._service.take_room():
-            if not self._texts:
-                return None
-            self._end(next(iter(self._texts)))
-            if not self._service.take_room():
-                return None
+
+_Key = tuple[_Connection, int]
+
+
+class _Texts:
+    """Texts of all connections, at most so many that hold state: the one asked for longest ago makes room.
+
+    A text that is in use makes none. A connection uses one at a time, so where fewer may be held than there are
+    connections, one may have to ask again.
+    """
+
+    def __init__(self, artifact: Artifact, most: int) -> None:
+        self._artifact, self._most = artifact, most
+        self._lock = threading.Lock()
+        self._resting: OrderedDict[_Key, _Text] = OrderedDict()  # the one asked for last at the end
+        self._in_use = 0
+
+    @contextmanager
+    def use(self, key: _Key, *, begin: bool) -> Iterator[_Text | None]:
+        """The text of this key, a new one if there is none and it may `begin`; None without it, or room."""
+        with self._lock:
+            text, spare = self._resting.pop(key, None), None
+            begin = begin and text is None
+            if begin and len(self._resting) + self._in_use >= self._most:
+                if self._resting:
+                    _, spare = self._resting.popitem(last=False)
+                else:
+                    begin = False
+            held = begin or text is not None
+            self._in_use += held
+        if spare is not None:
+            spare.close()
         try:
-            text = self._texts[number] = _Text(self._service.artifact)
+            if begin:
+                text = self._begun()
+            yield text
+        finally:
+            with self._lock:
+                self._in_use -= held
+                if text is not None:
+                    self._resting[key] = text
+
+    def end(self, key: _Key) -> None:
+        """Forget it, if it is known. It is not in use: its connection's thread is the one that asks."""
+        with self._lock:
+            text = self._resting.pop(key, None)
+        if text is not None:
+            text.close()
+
+    def end_all(self, connection: _Connection) -> None:
+        """Forget those of a connection that has ended."""
+        with self._lock:
+            keys = [key for key in self._resting if key[0] is connection]
+        for key in keys:
+            self.end(key)
+
+    def _begun(self) -> _Text | None:
+        try:
+            return _Text(self._artifact)
         except SpeccError as error:  # there is no memory for its state
             _LOG.warning("%s", error)
-            self._service.give_room(1)
             return None
-        return text
-
-    def _end(self, number: int) -> None:
-        if (text := self._texts.pop(number, None)) is not None:
-            text.close()
-            self._service.give_room(1)
 
 
 class _Text:

@@ -23,7 +23,7 @@ from specc.draft_service import listen
 from specc.errors import RequestError, SpeccError, UsageError
 from specc.runtime import Artifact
 from specc.runtime import draft_frames as frames
-from specc.runtime.draft_client import DraftClient
+from specc.runtime.draft_client import DraftClient, RemoteText
 from specc.runtime.draft_frames import Kind, Vocabulary
 from specc.runtime.draft_health import PING_S
 from specc.serve.policy import Dispatcher
@@ -165,6 +165,27 @@ def test_more_texts_than_it_holds(artifact: Artifact, tiny_artifact: Path, path:
         texts.check()
         client.close()
     assert sum(p.accepted for p in seen) > 50
+
+
+def test_another_server_gets_its_share(artifact: Artifact, tiny_artifact: Path, path: Path) -> None:
+    """Of the texts that a service holds: the one asked for longest ago makes room, whoever asked."""
+    right = [plain(artifact, prompt, 4) for prompt in PROMPTS]
+    with drafting(tiny_artifact, path, "--threads", 1, "--max-texts", 2), ExitStack() as held:
+        first, other = (DraftClient(path, artifact.manifest, deadline_s=20, ping_s=5) for _ in "12")
+        held.callback(first.close)
+        held.callback(other.close)
+        full = [first.text(), first.text()]
+        assert [tuple(text(p, 4)) for text, p in zip(full, PROMPTS, strict=False)] == right[:2]
+        late = other.text()
+        assert (tuple(late(PROMPTS[2], 4)), late.why) == (right[2], "")
+
+        def again(texts: list[RemoteText], prompts: list[list[int]]) -> list[tuple[int, ...]]:
+            return [tuple(t(p, 4)) for _ in range(20) for t, p in zip(texts, prompts, strict=True)]
+
+        with ThreadPoolExecutor(2) as both:  # at once, and one text more than there is room for
+            asked = both.submit(again, full, PROMPTS[:2]), both.submit(again, [late], PROMPTS[2:])
+        assert asked[0].result() == right[:2] * 20
+        assert asked[1].result() == right[2:] * 20
 
 
 def test_taken_back_and_gone_on(artifact: Artifact, client: DraftClient) -> None:
