@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -37,53 +38,57 @@ def text_inputs(
 
 
 def evaluate(
-    program: SpeculativeProgram, function: str, inputs: Sequence[torch.Tensor], state: State
-) -> list[torch.Tensor]:
-    """Run `function` on `inputs`, writing to `state`. A weight is loaded once for the call."""
-    with torch.no_grad():
-        return _run(program, function, inputs, state, {})
-
-
-def _run(
-    program: SpeculativeProgram, name: str, inputs: Sequence[torch.Tensor], state: State,
-    loaded: dict[str, torch.Tensor],
+    program: SpeculativeProgram, function: str, inputs: Sequence[torch.Tensor], state: State,
+    instead: Mapping[Any, Callable[..., Any]] | None = None,
 ) -> list[torch.Tensor]:  # fmt: skip
-    graph = program.functions[name].graph
-    expected = len(program.functions[name].inputs)
-    if len(inputs) != expected:
-        raise TypeError(f"{name} takes {expected} inputs, not {len(inputs)}")
-    values: dict[fx.Node, Any] = {}
-    remaining = iter(inputs)
-    last_use = _last_uses(graph)
-    for node in graph.nodes:
-        values[node] = _value(program, node, values, remaining, state, loaded)
-        for dead in last_use.get(node, ()):
-            del values[dead]
-        if node.op == "output":
-            break
-    return [values[node] for node in results_of(graph)]
+    """Run `function` on `inputs`, writing to `state`. A weight is loaded once for the call.
+
+    `instead`: what plays an operation, for who can do with another rounding.
+    """
+    with torch.no_grad():
+        return _Evaluation(program, state, instead or {}).run(function, inputs)
 
 
-def _value(
-    program: SpeculativeProgram, node: fx.Node, values: dict[fx.Node, Any],
-    inputs: Any, state: State, loaded: dict[str, torch.Tensor],
-) -> Any:  # fmt: skip
-    if node.op == "placeholder":
-        return next(inputs)
-    if (weight := weight_name(node)) is not None:
-        if weight not in loaded:
-            loaded[weight] = program.weights[weight].load()
-        return loaded[weight]
-    if (buffer := state_name(node)) is not None:
-        return state[buffer]
-    args: Any = fx.map_arg(node.args, values.__getitem__)
-    if node.op == "call_module":
-        return _run(program, str(node.target), args, state, loaded)
-    if node.op == "call_function":
-        if node.target is operator.getitem:
-            return args[0][args[1]]
-        return node.target(*args, **fx.map_arg(node.kwargs, values.__getitem__))  # type: ignore[operator]
-    return None
+@dataclass(frozen=True)
+class _Evaluation:
+    program: SpeculativeProgram
+    state: State
+    instead: Mapping[Any, Callable[..., Any]]
+    loaded: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def run(self, name: str, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        function = self.program.functions[name]
+        if len(inputs) != len(function.inputs):
+            raise TypeError(f"{name} takes {len(function.inputs)} inputs, not {len(inputs)}")
+        values: dict[fx.Node, Any] = {}
+        remaining = iter(inputs)
+        last_use = _last_uses(function.graph)
+        for node in function.graph.nodes:
+            values[node] = self._value(node, values, remaining)
+            for dead in last_use.get(node, ()):
+                del values[dead]
+            if node.op == "output":
+                break
+        return [values[node] for node in results_of(function.graph)]
+
+    def _value(self, node: fx.Node, values: dict[fx.Node, Any], inputs: Iterator[Any]) -> Any:
+        if node.op == "placeholder":
+            return next(inputs)
+        if (weight := weight_name(node)) is not None:
+            if weight not in self.loaded:
+                self.loaded[weight] = self.program.weights[weight].load()
+            return self.loaded[weight]
+        if (buffer := state_name(node)) is not None:
+            return self.state[buffer]
+        args: Any = fx.map_arg(node.args, values.__getitem__)
+        if node.op == "call_module":
+            return self.run(str(node.target), args)
+        if node.op == "call_function":
+            if node.target is operator.getitem:
+                return args[0][args[1]]
+            play: Any = self.instead.get(node.target, node.target)
+            return play(*args, **fx.map_arg(node.kwargs, values.__getitem__))
+        return None
 
 
 def _last_uses(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
