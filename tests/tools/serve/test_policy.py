@@ -25,8 +25,9 @@ from specc.serve.policy import (
     read,
     usual,
 )
-from specc.serve.slots import Ask, SessionSlots
-from tests.faults.helpers import plain
+from specc.serve.slots import Ask, Progress, SessionSlots
+from tests.conftest import artifact_of
+from tests.faults.helpers import altered, plain
 
 ROOT = Path(__file__).parents[3]
 HYBRID = ("dflash", "mtp", "eagle", "remote", "off")
@@ -186,6 +187,34 @@ def test_a_file_that_changes(artifact: Artifact, tmp_path: Path) -> None:
     assert methods(3) == {"ngram"}
     slot.close()
     assert tuple(said) == plain(artifact, list(prompt), len(said))
+
+
+@pytest.mark.parametrize("named", [False, True], ids=["usual", "named"])
+def test_a_method_that_is_named_drafts_alone(
+    tiny_model: Path, shared_folder: Path, tmp_path: Path, *, named: bool
+) -> None:
+    """What --host-drafter finds stands beside the graph's drafts, but not where a rule says the graph's method."""
+    eager = {"max_spec_factor": 8, "min_token_prob": 0, "max_tree_depth": 24}
+    change = {"host_drafter": "suffix", "options": eager}
+    alone = artifact_of("draft_model", tiny_model, shared_folder)
+    place = altered(alone, tmp_path / "a.specc", lambda m: m["drafter"].update(change))
+    file = written(tmp_path / "p.json", saying(rules=[], otherwise="draft_model"))
+    prompt = (7, 21, 40, 7, 21, 40, 7, 21)
+    with Artifact.load(place) as both:
+        dispatcher = Dispatcher(both.manifest, file if named else None, draft_service=False)
+        slots = SessionSlots(both, 2, None, dispatcher)
+        slot = slots.open(Ask(prompt, 80, ignore_eos=True, num_speculative_tokens=4))
+        seen: list[Progress] = []
+        while not (seen and seen[-1].finish):
+            for _, progress in slots.turn([slot]):
+                assert isinstance(progress, Progress), progress
+                seen.append(progress)
+        stats = slot.stats
+        slot.close()
+        assert tuple(t for p in seen for t in p.tokens) == plain(both, list(prompt), 80)
+    assert {p.method for p in seen if p.played} == {"draft_model"}
+    assert stats.drafts > stats.found_drafts
+    assert (stats.found_drafts == 0) == named
 
 
 def test_a_request_for_plain_decoding_is_one(artifact: Artifact, tmp_path: Path) -> None:

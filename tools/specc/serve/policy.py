@@ -168,6 +168,11 @@ class Dispatcher:
         self._next_look = 0.0
 
     @property
+    def names(self) -> bool:
+        """Whether somebody named the methods, so that each drafts alone: no drafter stands beside it."""
+        return self.file is not None
+
+    @property
     def policy(self) -> Policy:
         """What it says now."""
         return self._usual if self.file is None else self.file.policy

@@ -192,7 +192,7 @@ class SessionSlot:
         """Let `method` draft from the next round on."""
         if self._remote is not None:
             self._remote.why, self._remote.asked = "", 0
-        if method == self._method:
+        if self._dispatcher is None or method == self._method:
             return
         drafter, session = self._manifest.drafter, self._session
         session.set(
@@ -201,8 +201,9 @@ class SessionSlot:
         if self._remote is not None:
             session.set_drafter(self._remote if method == REMOTE else None)
         if not drafter.host:
+            own = "graph" if self._dispatcher.names else "any"  # (as pays, where nothing is named)
             alone = method in (REMOTE, drafter.host_drafter)
-            session.set("draft_source", "host" if alone else "any")
+            session.set("draft_source", "host" if alone else own)
         self._method = method
 
     def _feed(self) -> Progress:
