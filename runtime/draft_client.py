@@ -21,6 +21,8 @@ from specc.runtime.manifest import Manifest
 
 CONNECT_S = 5.0
 """For a service that has just been started."""
+CONNECTIONS = 2
+"""That a client holds: one for drafts, one for pings."""
 FIRST_S, LEAST_S, MOST_S = 0.05, 0.0005, 2.0
 """Deadlines: while nothing was measured, and the bounds of what follows from it."""
 LEAST_ACCEPTANCE = 0.25

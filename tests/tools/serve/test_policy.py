@@ -25,12 +25,13 @@ from specc.serve.policy import (
     read,
     usual,
 )
-from specc.serve.slots import Ask, Progress, SessionSlots
-from tests.conftest import artifact_of
+from specc.serve.slots import Ask, Progress, SessionSlot, SessionSlots
+from tests.conftest import artifact_of, compiled
 from tests.faults.helpers import altered, plain
+from tests.ir.importers.drafters import synthetic
 
-ROOT = Path(__file__).parents[3]
-HYBRID = ("dflash", "mtp", "eagle", "remote", "off")
+HYBRID = Path(__file__).parents[3] / "examples/hybrid.json"
+METHODS = ("ngram", "eagle3", "remote", "off")
 
 
 @pytest.mark.parametrize(
@@ -55,15 +56,43 @@ def test_a_condition(when: When, yes: Facts, no: Facts) -> None:
 @pytest.mark.parametrize(
     ("facts", "method"),
     [
-        (Facts(5000, 1, 0.69, True), "dflash"), (Facts(5000, 1, 0.7, True), "eagle"),
-        (Facts(4096, 1, 0.1, True), "eagle"), (Facts(1023, 8, 0.9, True), "mtp"),
-        (Facts(1023, 9, 0.9, True), "eagle"), (Facts(1024, 1, 0.9, True), "eagle"),
-        (Facts(2000, 1, 0.5, False), "eagle"), (Facts(500, 1, 0.5, False), "mtp"),
+        (Facts(4097, 1, 0.69), "suffix"), (Facts(4097, 9, 0.69), "suffix"),
+        (Facts(4097, 8, 0.7), "eagle3"), (Facts(4097, 9, 0.7), "off"),
+        (Facts(4096, 8, 0.1), "eagle3"), (Facts(4096, 9, 0.1), "off"),
+        (Facts(20, 1, 0.1, True), "eagle3"), (Facts(5000, 1, 0.5, True), "suffix"),
     ],
 )  # fmt: skip
 def test_the_hybrid_rules(facts: Facts, method: str) -> None:
-    """Of the example file: long texts where memory is left, short ones in small batches, else the same."""
-    assert read(ROOT / "examples/hybrid.json", HYBRID).wanted(facts) == method
+    """Of the example file: long texts where memory is left, others in small batches, else nothing."""
+    assert read(HYBRID, ("eagle3", "suffix", "off")).wanted(facts) == method
+
+
+def test_an_artifact_of_the_hybrid_rules(tmp_path: Path) -> None:
+    """One can be made, by the flags that the docs say, and both methods draft."""
+    model = synthetic.target()
+    model.save_pretrained(tmp_path / "model")
+    drafter = synthetic.eagle3(tmp_path / "drafter", model)
+    made = compiled(
+        tmp_path / "model", tmp_path / "a.specc", "eagle3", drafter=str(drafter), host_drafter="suffix",
+        num_speculative_tokens=(0, 2),
+    )  # fmt: skip
+    small = json.loads(HYBRID.read_text()) | {"hold_rounds": 1}
+    small["rules"][0]["when"]["context_over"] = 30  # (the model is tiny)
+    prompt = [7, 21, 40, 7, 21, 40, 7, 21]
+    with Artifact.load(made) as artifact:
+        assert Dispatcher(artifact.manifest, HYBRID, draft_service=False).methods == (
+            "eagle3", "suffix", "off",
+        )  # fmt: skip
+        file = written(tmp_path / "p.json", small)
+        dispatcher = Dispatcher(artifact.manifest, file, draft_service=False)
+        slots = SessionSlots(artifact, 2, None, dispatcher)
+        slot = slots.open(Ask(tuple(prompt), 60, ignore_eos=True, num_speculative_tokens=2))
+        seen = played(slots, slot)
+        slot.close()
+        assert tuple(t for p in seen for t in p.tokens) == plain(artifact, prompt, 60)
+    methods = [p.method for p in seen if p.played]
+    assert methods == sorted(methods)
+    assert set(methods) == {"eagle3", "suffix"}
 
 
 def test_a_service_that_is_unwell_is_passed_over() -> None:
@@ -116,6 +145,16 @@ def saying(**changes: Any) -> dict[str, Any]:
     return {"schema_version": 1, "rules": [{"method": "ngram"}], "otherwise": "off", **changes}
 
 
+def played(slots: SessionSlots, slot: SessionSlot) -> list[Progress]:
+    """What its turns gave, to the end of the text."""
+    seen: list[Progress] = []
+    while not (seen and seen[-1].finish):
+        for _, progress in slots.turn([slot]):
+            assert isinstance(progress, Progress), progress
+            seen.append(progress)
+    return seen
+
+
 def when(**conditions: Any) -> dict[str, Any]:
     return saying(rules=[{"method": "ngram", "when": conditions}])
 
@@ -135,12 +174,12 @@ def when(**conditions: Any) -> dict[str, Any]:
 )  # fmt: skip
 def test_what_is_no_policy(tmp_path: Path, said: Any) -> None:
     with pytest.raises(UsageError, match="SPECC-E0721"):
-        read(written(tmp_path / "p.json", said), HYBRID)
+        read(written(tmp_path / "p.json", said), METHODS)
 
 
 def test_no_file_at_all(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="SPECC-E0721"):
-        read(tmp_path / "none.json", HYBRID)
+        read(tmp_path / "none.json", METHODS)
 
 
 @pytest.mark.parametrize("said", [saying(otherwise="mtp"), saying(rules=[{"method": "eagle3"}])])
@@ -204,11 +243,7 @@ def test_a_method_that_is_named_drafts_alone(
         dispatcher = Dispatcher(both.manifest, file if named else None, draft_service=False)
         slots = SessionSlots(both, 2, None, dispatcher)
         slot = slots.open(Ask(prompt, 80, ignore_eos=True, num_speculative_tokens=4))
-        seen: list[Progress] = []
-        while not (seen and seen[-1].finish):
-            for _, progress in slots.turn([slot]):
-                assert isinstance(progress, Progress), progress
-                seen.append(progress)
+        seen = played(slots, slot)
         stats = slot.stats
         slot.close()
         assert tuple(t for p in seen for t in p.tokens) == plain(both, list(prompt), 80)

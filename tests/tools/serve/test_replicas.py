@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import re
 import signal
 import subprocess
@@ -11,6 +12,7 @@ import sys
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import ModuleType
 
 import openai
 import pytest
@@ -18,6 +20,9 @@ import pytest
 from specc import cli, flags
 from specc.errors import UsageError
 from specc.runtime import Artifact
+from specc.serve.opening import Opening
+from specc.serve.replicas import serve_replicas
+from specc.serve.service import Settings
 from tests.faults.helpers import plain
 
 PROMPT = [7, 21, 40, 99, 150, 7, 21]
@@ -36,18 +41,42 @@ def test_how_many_it_cannot_be(text: str) -> None:
         flags.replicas("--replicas", text)
 
 
-def without_ray(artifact: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["serve", str(artifact), "--port", "0", "--replicas", "2", "--json"]) == 2
+def test_without_its_package(
+    tiny_artifact: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert cli.main(["serve", str(tiny_artifact), "--port", "0", "--replicas", "2", "--json"]) == 2
     error = json.loads(capsys.readouterr().out)["error"]
     assert error["code"] == "SPECC-E0701"
     assert error["cure"] == "pip install 'specc-compiler[ray]'"
 
 
-def test_without_its_package(
-    tiny_artifact: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("replicas", "code"), [("9", "E0104"), ("1:9", "E0104"), ("1:8", "E0719")])
+def test_more_than_a_draft_service_has_connections_for(
+    tiny_artifact: Path, capsys: pytest.CaptureFixture[str], replicas: str, code: str
 ) -> None:
-    monkeypatch.setitem(sys.modules, "ray", None)
-    without_ray(tiny_artifact, capsys)
+    """Two of its sixteen each. (The socket is looked for only where there are enough.)"""
+    asked = ["--replicas", replicas, "--draft-socket", "/nowhere/s", "--state-memory", str(1 << 40)]
+    assert cli.main(["serve", str(tiny_artifact), "--port", "0", *asked]) in (1, 2)
+    assert f"SPECC-{code}" in capsys.readouterr().err
+
+
+def test_no_cluster_is_joined(tiny_artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the environment names: what Ray is asked for is a new one, by the word that it has for that.
+
+    (https://docs.ray.io/en/latest/ray-core/api/doc/ray.init.html, `address`.)
+    """
+
+    def init(**options: object) -> None:
+        raise ConnectionError(f"asked for {options.get('address')}")
+
+    ray = ModuleType("ray")
+    ray.init, ray.serve = init, ModuleType("ray.serve")  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.setenv("RAY_ADDRESS", "192.0.2.1:6379")
+    opening = Opening(tiny_artifact, 1, Settings("tiny", 1, 1, 1, 1.0))
+    with pytest.raises(ConnectionError, match="asked for local"):
+        serve_replicas(opening, "127.0.0.1", 0, (1, 1), 1.0, lambda: None)
 
 
 def tokens_of(url: str) -> float:
@@ -57,11 +86,9 @@ def tokens_of(url: str) -> float:
     return float(re.findall(r"^specc:generation_tokens_total{.*} (\S+)$", text, re.M)[0])
 
 
-def test_two_of_them(tiny_artifact: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Both answer, with the tokens that the artifact says alone; and end in order."""
-    if not HAS_RAY:
-        without_ray(tiny_artifact, capsys)
-        return
+@pytest.mark.skipif(not HAS_RAY, reason="Ray is not installed: not run in continuous integration")
+def test_two_of_them(tiny_artifact: Path) -> None:
+    """Both answer, with the tokens that the artifact says alone, on no foreign cluster; and end in order."""
     command = [
         sys.executable,
         "-m",
@@ -76,7 +103,7 @@ def test_two_of_them(tiny_artifact: Path, capsys: pytest.CaptureFixture[str]) ->
     ]
     process = subprocess.Popen(
         [str(part) for part in command], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-        text=True,
+        text=True, env=os.environ | {"RAY_ADDRESS": "127.0.0.1:1"},
     )  # fmt: skip
     with process, Artifact.load(tiny_artifact) as artifact:
         try:

@@ -11,11 +11,13 @@ from cyclopts import Parameter
 
 from specc import flags, output
 from specc.checks import available_memory
+from specc.draft_service import MOST_CONNECTIONS
 from specc.errors import UsageError
 from specc.flags import Json
 from specc.progress import human_bytes
 from specc.recipe import Recipe
 from specc.runtime import Manifest
+from specc.runtime.draft_client import CONNECTIONS
 
 MOST_PORT = 65535
 _MOST_DEADLINE = 60.0
@@ -119,6 +121,14 @@ def main(
         ) from error  # fmt: skip
     manifest = Manifest.read(artifact)
     least, most = (1, 1) if replicas is None else flags.replicas("--replicas", replicas)
+    most_drafting = MOST_CONNECTIONS // CONNECTIONS
+    if draft_socket is not None and most > most_drafting:
+        raise flags.conflict(
+            "a draft service has no connections for so many --replicas",
+            f"give at most --replicas {most_drafting}, or no --draft-socket",
+            expected=f"at most {most_drafting}: {CONNECTIONS} of {MOST_CONNECTIONS} connections each",
+            found=str(most),
+        )
     sessions = _sessions(manifest, max_sessions, state_memory, most)
     k = flags.draft_length(manifest, num_speculative_tokens)
     flags.length_policy(manifest, length_policy, k)

@@ -37,6 +37,7 @@ def serve_replicas(
     least, most = replicas
     settings = opening.settings
     ray.init(
+        address="local",  # not what RAY_ADDRESS or a file in /tmp names: the API key goes with the opening
         num_cpus=most * opening.threads, include_dashboard=False, log_to_driver=False,
         _node_ip_address="127.0.0.1",
     )  # fmt: skip
