@@ -109,9 +109,11 @@ def _identity(function: Function, arch: str) -> str:
 
 def cuda_table(used: list[Function], device: Device) -> str:
     """The generated list of leaves, and of what carries values between host and GPU."""
+    known = ", ".join(str(arch.capability) for arch in fakes.ARCHS.values())
     carried = {UPLOAD: "run_upload", FETCH: "run_fetch"}
     return (
         f'#include "border.h"\nextern const char specc_cuda_arch[] = "{device.gpu}";\n'
+        f"extern const int specc_cuda_archs[] = {{{known}, 0}};\n"
         + leaf_table([f.name for f in used], device.isa, carried)
     )
 

@@ -172,7 +172,7 @@ SPECC_API void specc_session_cancel(specc_session*);
  *   prefill_s; decode_s, of which draft_s in host drafters and round_s in round functions           (seconds)
  *   (waiting for other sessions is in decode_s alone; bringing a drafter up to the prompt is prefill; up to what was decoded without it, decoding)
  *   k_current, depth_current (of the last round, 0 without depths), acceptance_ewma
- *   guard_checks: looks at the guards (a count); state_bytes: what is reserved for the state at present
+ *   guard_checks: looks at the guards (a count, 0 where a device holds the state); state_bytes: what is reserved for the state at present
  *   of rounds, without bringing a drafter up: launches (compiled functions and kernels that were called), host_syncs (times
  *   that the engine had their results before it went on), thread_syncs (times that threads met in a kernel)   (counts)
  *   found_drafts: of the drafts, those found in the text, where a drafter on the host stands beside one in the graph

@@ -65,6 +65,9 @@ typedef struct specc_device {
 
 const specc_device* specc_model_device(void);
 
+/* And this, if it wants to know them: `weight` is a view of a weight, whose memory never changes. */
+void specc_model_weight(specc_tensor* weight);
+
 #ifdef __cplusplus
 }
 #endif

@@ -166,7 +166,7 @@ def test_who_needs_logits_fetches_them(
 
 def test_a_round_allocates_nothing_and_commits_once(artifacts: Artifacts, double: Double) -> None:
     with Artifact.load(artifacts.of("ngram")) as engine, engine.session() as session:
-        session.configure(max_tokens=NEW, ignore_eos=True, num_speculative_tokens=2)
+        session.configure(max_tokens=NEW, ignore_eos=True, num_speculative_tokens=2, guard_rounds=1)
         session.append(PROMPT)
         next(session.iterate())
         double.forget_calls()
@@ -178,6 +178,7 @@ def test_a_round_allocates_nothing_and_commits_once(artifacts: Artifacts, double
         # The last commit waits for a round that follows.
         assert played - 1 <= double.count("commits") - before <= played
         assert double.count("aclmdlExecuteAsync") == played
+        assert session.stat("guard_checks") == 0  # the NPU has the caches, and no guards
         row = 4 * engine.manifest.model.vocab_size
         assert 0 < double.count("downloaded") - down < played * 3 * row, "chosen tokens, no logits"
 

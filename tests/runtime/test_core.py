@@ -104,7 +104,13 @@ def compile_all(folder: Path) -> None:
             )
         )
         shared = ["-shared", "-fPIC", "-fvisibility=hidden", TESTS / "tiny_model.cpp"]
-        for name, *extra in (["model"], ["old", "-DTINY_ABI=7"], ["other", "-DTINY_SALT=1"]):
+        kinds = (
+            ["model"],
+            ["old", "-DTINY_ABI=7"],
+            ["other", "-DTINY_SALT=1"],
+            ["kept", "-DTINY_KEEPS_INTEGERS"],
+        )
+        for name, *extra in kinds:
             compile_to(folder / f"{name}.so", *extra, *shared)
     compile_to(folder / "core_tests", *objects, "-pthread", "-ldl")
 
@@ -366,6 +372,14 @@ def test_foreign_library_is_refused(build: Path, tmp_path: Path, library: str) -
     assert load(build, write_artifact(tmp_path / "artifact", manifest, source)).startswith(
         "SPECC-E0506 "
     )
+
+
+def test_integers_that_a_device_does_not_hand_out_are_an_error(build: Path, tmp_path: Path) -> None:
+    told = load(
+        build, write_artifact(tmp_path / "artifact", manifest_of("none"), build / "kept.so")
+    )
+    assert "a device does not hand out a value" in told
+    assert "the device is gone" in told
 
 
 def test_names_of_the_tiny_model_agree() -> None:

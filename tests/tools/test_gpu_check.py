@@ -18,6 +18,16 @@ def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--dry-run" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("text", ["first", "-1", "1,2", "1024", "123456789012"])
+def test_a_device_that_is_no_number_is_refused(
+    text: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPECC_CUDA_DEVICE", text)
+    assert gpu_check.main([]) == 1
+    told = capsys.readouterr().err
+    assert all(part in told for part in ("SPECC-E0103", "SPECC_CUDA_DEVICE", "0 to 1023", text))
+
+
 def test_a_dry_run_does_all_but_the_gpu(
     tiny_model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from specc.backends.tvm.mlc.configs import MODES
 from specc.cli import main
 from specc.errors import UsageError
 from specc.ir import ModelInfo, SpeculativeProgram
@@ -29,6 +30,10 @@ def refusal(**values: Any) -> UsageError:
     with pytest.raises(UsageError) as refused:
         check_request(request(**values))
     return refused.value
+
+
+def test_each_method_that_the_command_takes_has_a_mode_of_the_engine() -> None:
+    assert set(MODES) == set(MLC_METHODS)
 
 
 @pytest.mark.parametrize("method", sorted(set(METHODS) - set(MLC_METHODS)))

@@ -50,14 +50,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--dry-run", action="store_true", help="without a GPU: figures are then a CPU's"
     )
     asked = parser.parse_args(arguments)
-    gpu = None if asked.dry_run else find_gpu()
-    if gpu is None and not asked.dry_run:
-        print(
-            "no NVIDIA driver or no GPU; --dry-run does what can be done without", file=sys.stderr
-        )
-        return 2
     progress = TerminalProgress()
     try:
+        gpu = None if asked.dry_run else find_gpu()
+        if gpu is None and not asked.dry_run:
+            print(
+                "no NVIDIA driver or no GPU; --dry-run does what can be done without",
+                file=sys.stderr,
+            )
+            return 2
         with tempfile.TemporaryDirectory() as folder:
             report = checked(asked, gpu, Path(folder), progress)
     except SpeccError as error:

@@ -6,6 +6,8 @@ import ctypes as c
 import os
 from dataclasses import dataclass
 
+from specc import flags
+
 _MAJOR, _MINOR, _MEMORY_KHZ, _BUS_BITS = 75, 76, 36, 37  # CUdevice_attribute of cuda.h
 
 
@@ -19,13 +21,16 @@ class Gpu:
 
 
 def find_gpu() -> Gpu | None:
-    """The GPU that artifacts open (SPECC_CUDA_DEVICE, else the first); None without a driver or a GPU."""
+    """The GPU that artifacts open (SPECC_CUDA_DEVICE, else the first); None without a driver or a GPU.
+
+    Raises UsageError (SPECC-E0103) for a SPECC_CUDA_DEVICE that is no number.
+    """
+    ordinal = _ordinal(os.environ.get("SPECC_CUDA_DEVICE") or "0")
     try:
         driver = c.CDLL("libcuda.so.1")
     except OSError:
         return None
     device = c.c_int()
-    ordinal = int(os.environ.get("SPECC_CUDA_DEVICE") or 0)
     if driver.cuInit(0) or driver.cuDeviceGet(c.byref(device), ordinal):
         return None
     name = c.create_string_buffer(256)
@@ -39,3 +44,10 @@ def find_gpu() -> Gpu | None:
     # Both edges of the clock carry data.
     bandwidth = 2 * told(_MEMORY_KHZ) * 1e3 * told(_BUS_BITS) / 8
     return Gpu(name.value.decode(), f"sm_{told(_MAJOR)}{told(_MINOR)}", bandwidth)
+
+
+def _ordinal(text: str) -> int:
+    """As the runtime reads it (runtime/cpp/cuda/border.cpp)."""
+    if text.isascii() and text.isdecimal() and int(text[:9]) < 1024:
+        return int(text)
+    raise flags.bad_value("SPECC_CUDA_DEVICE", "0 to 1023", text, "correct or unset it")

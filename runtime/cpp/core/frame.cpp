@@ -67,7 +67,7 @@ const int64_t* Frame::integers(const Plan& plan, size_t index, size_t count) con
   const bool right = model_.info(tensor, &dtype, &ndim, &shape, &stride) == 0 && dtype == SPECC_I64 && ndim == 1 &&
                      shape[0] == static_cast<int64_t>(count) && (count <= 1 || stride[0] == 1);
   if (!right) other_value(plan, index, "i64[" + std::to_string(count) + "]");
-  return static_cast<const int64_t*>(model_.data(tensor));
+  return static_cast<const int64_t*>(data(plan, index));
 }
 
 Frame::Matrix Frame::matrix(const Plan& plan, size_t index) const {
@@ -78,13 +78,15 @@ Frame::Matrix Frame::matrix(const Plan& plan, size_t index) const {
   const bool right = model_.info(tensor, &dtype, &ndim, &shape, &stride) == 0 && dtype == SPECC_F32 && ndim == 2 &&
                      shape[0] == agreed[0] && shape[1] == agreed[1] && stride[1] == 1 && stride[0] >= 0;
   if (!right) other_value(plan, index, "f32" + shape_text(agreed));
-  const void* data = model_.data(tensor);
-  if (data == nullptr) {
-    throw Error(Code::Compute, "a device does not hand out a value")
-        .where(plan.name + "." + plan.outputs[index].name)
-        .told(model_.error());
-  }
-  return {static_cast<const float*>(data), static_cast<size_t>(stride[0])};
+  return {static_cast<const float*>(data(plan, index)), static_cast<size_t>(stride[0])};
+}
+
+const void* Frame::data(const Plan& plan, size_t index) const {
+  const void* found = model_.data(output(plan, index));
+  if (found != nullptr) return found;
+  throw Error(Code::Compute, "a device does not hand out a value")
+      .where(plan.name + "." + plan.outputs[index].name)
+      .told(model_.error());
 }
 
 void Frame::release(uint32_t slot) noexcept {

@@ -32,6 +32,8 @@ class Frame {
     size_t stride;  // elements from one row to the next
   };
   Matrix matrix(const Plan& plan, size_t index) const;
+  // Where an output's elements are, here. Throws Error(Compute) if a device has them and does not hand them out.
+  const void* data(const Plan& plan, size_t index) const;
 
   void clear() noexcept;
 

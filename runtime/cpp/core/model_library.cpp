@@ -89,6 +89,7 @@ ModelLibrary::ModelLibrary(SharedObject object, const Source& source, const std:
   if (api_->attach(&host_) != 0) throw refused(path, "the model library could not start").found(api_->error());
   using DeviceEntryPoint = const specc_device* (*)();
   if (const auto entry = reinterpret_cast<DeviceEntryPoint>(object_.symbol("specc_model_device"))) device_ = entry();
+  weight_ = reinterpret_cast<decltype(weight_)>(object_.symbol("specc_model_weight"));
   if (device_ == nullptr) return;
   if (source.directory().empty()) {
     throw Error(Code::ModelRefused, "an artifact for a device is loaded from a folder")

@@ -28,6 +28,10 @@ class ModelLibrary {
   const specc_model& api() const { return *api_; }
   // Says that `state`, a view of the buffer `name`, is a session's. Throws Error(Memory). The caller holds the turn.
   void place(const std::string& name, specc_tensor* state) const;
+  // Says that `view` is one of a weight. The caller holds the turn.
+  void keep(specc_tensor* view) const {
+    if (weight_ != nullptr) weight_(view);
+  }
   std::optional<int32_t> entry(const std::string& name) const;
   int32_t threads() const { return pool_.threads(); }
   void use_threads(int32_t threads) { pool_.use(threads); }
@@ -43,6 +47,7 @@ class ModelLibrary {
   SharedObject object_;  // first, so that the threads have ended when the library is closed
   const specc_model* api_ = nullptr;
   const specc_device* device_ = nullptr;
+  void (*weight_)(specc_tensor*) = nullptr;
   std::unordered_map<std::string, int32_t> entries_;
   Pool pool_;
   specc_host host_{};

@@ -135,6 +135,7 @@ uint32_t WeightTable::require(const std::string& name, const std::string& where)
                                            static_cast<int32_t>(tensor->shape.size()), tensor->shape.data());
   if (view == nullptr) throw std::bad_alloc();
   views_.push_back(view);
+  library_.keep(view);
   return index_.emplace(name, static_cast<uint32_t>(views_.size() - 1)).first->second;
 }
 

@@ -4,6 +4,7 @@
 #include <memory>
 #include <new>
 #include <string>
+#include <utility>
 
 #include "core/error.h"
 #include "error.h"
@@ -99,6 +100,7 @@ int32_t place(const char*, Tensor* state) {
   return recorded([&] {
     gpu->enter();
     Block* block = gpu->take(bytes_of(state));
+    state->storage->data = nullptr;  // for nobody to read
     state->storage->device = block;
     state->storage->forget = forget_block;
     gpu->zero(*block);
@@ -202,6 +204,10 @@ int32_t specc_cuda_enter(specc_tensor** in, int32_t n_in) {
     for (int32_t i = 0; i < n_in; i++) {
       specc::Storage* storage = in[i]->storage;
       if (storage->device != nullptr) continue;
+      if (!storage->constant) {
+        throw specc::Error(specc::Code::Compute, "a leaf reads memory of the host that is no weight")
+            .where("input " + std::to_string(i));
+      }
       specc::Block* block = gpu->take(storage->bytes);
       try {
         gpu->upload_once(block->at, storage->data, storage->bytes);
@@ -235,9 +241,11 @@ int32_t specc_cuda_empty(int64_t ndim, const int64_t* sizes, const int64_t* stri
 
 int32_t specc_cuda_clone(specc_tensor* source, specc_tensor** result) {
   if (specc_cuda_empty(source->ndim, source->sizes, source->strides, source->dtype, 1, 0, result) != specc::kOk) return 1;
-  return specc::recorded([&] {
+  const specc::Status status = specc::recorded([&] {
     gpu->copy(specc::address(*result), specc::address(source), specc::block_of((*result)->storage)->bytes);
   });
+  if (status != specc::kOk) specc::release(std::exchange(*result, nullptr));
+  return status;
 }
 
 int32_t specc_cuda_load(const void* cubin, const char* kernel, uint32_t shared_bytes, CUfunction* result) {
@@ -250,4 +258,6 @@ int32_t specc_cuda_launch(CUfunction kernel, uint32_t x, uint32_t y, uint32_t z,
 }
 
 __attribute__((visibility("default"))) const specc_device* specc_model_device(void) { return &specc::kDevice; }
+
+__attribute__((visibility("default"))) void specc_model_weight(specc_tensor* view) { view->storage->constant = true; }
 }

@@ -1,9 +1,7 @@
 // Between plans and a GPU: what compiled leaves call, and the entries that carry values up and down.
 #pragma once
-#include "driver.h"
+#include "gpu.h"
 #include "tensor.h"
-
-extern const char specc_cuda_arch[];  // "sm_90"; in the generated table
 
 namespace specc {
 
@@ -16,7 +14,8 @@ int32_t run_fetch(Tensor** in, int32_t n_in, Tensor** out, int32_t n_out);
 
 // What leaves call (leaf_cuda.h). A status is 0, or the text is recorded.
 extern "C" {
-// Before a leaf runs: every input is on the GPU from now on; those that are not are weights, and go there for good.
+// Before a leaf runs: every input is on the GPU from now on; weights that are not go there for good, and what else is
+// not is an error: it would be read as it was in the first round.
 int32_t specc_cuda_enter(specc_tensor** in, int32_t n_in);
 int32_t specc_cuda_data(specc_tensor* tensor, void** result);
 int32_t specc_cuda_empty(int64_t ndim, const int64_t* sizes, const int64_t* strides, int32_t dtype, int32_t device_type,

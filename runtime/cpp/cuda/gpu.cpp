@@ -28,6 +28,18 @@ bool runs(int arch, int capability) {
   return arch / 10 == capability / 10 && (arch < 90 ? arch <= capability : arch == capability);
 }
 
+// What to compile for a GPU of this capability instead: of the architectures that specc knows, the last that runs on it.
+std::string cure(int capability) {
+  int best = 0;
+  std::string all;
+  for (const int* arch = specc_cuda_archs; *arch != 0; arch++) {
+    if (runs(*arch, capability)) best = *arch;
+    all += (all.empty() ? "sm_" : ", sm_") + std::to_string(*arch);
+  }
+  if (best != 0) return "compile with --device cuda:sm_" + std::to_string(best);
+  return "run it on another GPU, or compile with --device cpu: specc builds no code for this one, only for " + all;
+}
+
 std::string dotted(int capability) { return std::to_string(capability / 10) + "." + std::to_string(capability % 10); }
 
 }  // namespace
@@ -55,17 +67,28 @@ Gpu::Gpu(int ordinal, const char* arch) : cuda_(load_cuda()) {
         .where(name + (*model != '\0' ? std::string(", ") + model : ""))
         .expected("compute capability " + dotted(made_for) + " (" + arch + ")")
         .found(dotted(capability))
-        .cure("compile with --device cuda:sm_" + std::to_string(capability));
+        .cure(cure(capability));
   }
-  check(cuda_.cuDevicePrimaryCtxRetain(&context_, device_), "cuDevicePrimaryCtxRetain", name.c_str());
+  try {
+    start(name.c_str());
+  } catch (...) {
+    close();
+    throw;
+  }
+}
+
+void Gpu::start(const char* name) {
+  check(cuda_.cuDevicePrimaryCtxRetain(&context_, device_), "cuDevicePrimaryCtxRetain", name);
   enter();
-  check(cuda_.cuStreamCreate(&stream_, kNonBlocking), "cuStreamCreate", name.c_str());
+  check(cuda_.cuStreamCreate(&stream_, kNonBlocking), "cuStreamCreate", name);
   void* memory = nullptr;
-  check(cuda_.cuMemAllocHost_v2(&memory, kPinned), "cuMemAllocHost", name.c_str());
+  check(cuda_.cuMemAllocHost_v2(&memory, kPinned), "cuMemAllocHost", name);
   pinned_ = static_cast<char*>(memory);
 }
 
-Gpu::~Gpu() {
+Gpu::~Gpu() { close(); }
+
+void Gpu::close() noexcept {
   if (context_ == nullptr) return;
   cuda_.cuCtxSetCurrent(context_);
   if (stream_ != nullptr) cuda_.cuStreamSynchronize(stream_);

@@ -5,6 +5,9 @@
 
 #include "driver.h"
 
+extern const char specc_cuda_arch[];  // "sm_90": what the artifact is for; in the generated table
+extern const int specc_cuda_archs[];  // 80, 86, ..., 0: all that specc compiles for
+
 namespace specc {
 
 // Memory of the GPU behind a tensor. `host` is its copy here, once somebody fetched it.
@@ -42,6 +45,8 @@ class Gpu {
   void launch(CUfunction kernel, uint32_t x, uint32_t y, uint32_t z, uint32_t warps, uint32_t shared_bytes, void** arguments);
 
  private:
+  void start(const char* name);
+  void close() noexcept;
   void drop_free() noexcept;
   char* pinned(size_t bytes);
   void wait(const char* where);

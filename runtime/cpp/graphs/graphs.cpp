@@ -224,6 +224,7 @@ int32_t place(const char* name, Tensor* state) {
     if (std::strcmp(*known, name) != 0) continue;
     return recorded([&] {
       state->storage->device = device->take_state(static_cast<size_t>(state->numel()) * dtype_size(state->dtype));
+      state->storage->data = nullptr;  // for nobody to read
       state->storage->forget = forget_state;
     });
   }

@@ -38,6 +38,10 @@ specc_tensor* retain_tensor(specc_tensor* tensor) {
 void* data(specc_tensor* tensor) {
   clear_error();
   if (fetch(tensor) != kOk) return nullptr;
+  if (tensor->storage->data == nullptr) {
+    fail("a device keeps it");
+    return nullptr;
+  }
   return tensor->begin();
 }
 

@@ -48,7 +48,7 @@ Storage* new_storage(void* borrowed, size_t bytes) {
     return nullptr;
   }
   char* data = borrowed == nullptr ? static_cast<char*>(block) + sizeof(Storage) : static_cast<char*>(borrowed);
-  return new (block) Storage{1, data, bytes, granted, nullptr, nullptr, nullptr};
+  return new (block) Storage{1, data, bytes, granted, nullptr, nullptr, nullptr, false};
 }
 
 void drop(Storage* storage) {

@@ -16,9 +16,10 @@ struct alignas(64) Storage {
   char* data;
   size_t bytes;
   size_t granted;  // of the pool block that holds this header (and the data, if owned)
-  void* device;    // where a device holds what this stands for; then `data` must not be read. Null: it is here
+  void* device;    // where a device holds what this stands for; then `data` is null, or a copy. Null: it is here
   void (*forget)(void* device);  // called with the last reference, if not null
   int32_t (*fetch)(Storage*);    // fills `data` from the device, if not null, which it then is; 0 on success
+  bool constant;                 // a weight of the artifact: it never changes
 };
 
 size_t dtype_size(int32_t dtype);  // 0 for a dtype we do not know

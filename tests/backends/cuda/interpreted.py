@@ -154,6 +154,7 @@ def _played(artifact: Any, gpu: Gpu, request: dict[str, Any]) -> dict[str, Any]:
             "rounds": played,
             "counts": counted,
             "accepted": session.stats.accepted_tokens,
+            "guard_checks": session.stat("guard_checks"),
         }
 
 

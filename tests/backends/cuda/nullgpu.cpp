@@ -26,6 +26,7 @@ std::map<std::string, long long> counts;
 std::map<CUdeviceptr, size_t> memory;
 OnLaunch on_launch = nullptr;
 int capability = 90, failing = 0;
+long long held = 0;  // contexts, streams, modules and pieces of pinned memory
 std::string failing_call;
 
 bool fails(const char* call) {
@@ -76,7 +77,7 @@ void nullgpu_on_launch(OnLaunch body) { on_launch = body; }
 void nullgpu_capability(int value) { capability = value; }
 void nullgpu_fail(const char* call, int result) { failing_call = call, failing = result; }
 long long nullgpu_count(const char* call) { return counts[call]; }
-long long nullgpu_living() { return static_cast<long long>(memory.size()); }
+long long nullgpu_living() { return static_cast<long long>(memory.size()) + held; }
 
 CALL(cuInit, unsigned) return 0; }
 CUresult cuGetErrorName(CUresult result, const char** name) { *name = result == 2 ? "CUDA_ERROR_OUT_OF_MEMORY" : "CUDA_ERROR_X"; return 0; }
@@ -87,11 +88,11 @@ CALL(cuDeviceGetAttribute, int* value, int attribute, CUdevice)
   *value = attribute == specc::kCapabilityMajor ? capability / 10 : capability % 10;
   return 0;
 }
-CALL(cuDevicePrimaryCtxRetain, CUcontext* context, CUdevice) *context = reinterpret_cast<CUcontext>(&counts); return 0; }
-CALL(cuDevicePrimaryCtxRelease_v2, CUdevice) return 0; }
+CALL(cuDevicePrimaryCtxRetain, CUcontext* context, CUdevice) held++; *context = reinterpret_cast<CUcontext>(&counts); return 0; }
+CALL(cuDevicePrimaryCtxRelease_v2, CUdevice) held--; return 0; }
 CALL(cuCtxSetCurrent, CUcontext) return 0; }
-CALL(cuStreamCreate, CUstream* stream, unsigned) *stream = reinterpret_cast<CUstream>(&counts); return 0; }
-CALL(cuStreamDestroy_v2, CUstream) return 0; }
+CALL(cuStreamCreate, CUstream* stream, unsigned) held++; *stream = reinterpret_cast<CUstream>(&counts); return 0; }
+CALL(cuStreamDestroy_v2, CUstream) held--; return 0; }
 CALL(cuStreamSynchronize, CUstream) return 0; }
 CALL(cuMemAlloc_v2, CUdeviceptr* made, size_t bytes)
   if (bytes % 256 != 0) return 1;
@@ -113,8 +114,8 @@ CALL(cuMemFree_v2, CUdeviceptr piece)
   memory.erase(found);
   return 0;
 }
-CALL(cuMemAllocHost_v2, void** made, size_t bytes) *made = std::malloc(bytes); return 0; }
-CALL(cuMemFreeHost, void* piece) std::free(piece); return 0; }
+CALL(cuMemAllocHost_v2, void** made, size_t bytes) held++; *made = std::malloc(bytes); return 0; }
+CALL(cuMemFreeHost, void* piece) held--; std::free(piece); return 0; }
 CALL(cuMemsetD8Async, CUdeviceptr to, unsigned char value, size_t bytes, CUstream)
   std::memset(reinterpret_cast<void*>(to), value, bytes);
   return 0;
@@ -135,10 +136,11 @@ CALL(cuModuleLoadData, CUmodule* module, const void* image)
   const auto* cubin = static_cast<const unsigned char*>(image);
   if (!is_cubin(cubin)) return 200;
   if (arch_of(cubin) != capability) return 209;
+  held++;
   *module = reinterpret_cast<CUmodule>(const_cast<unsigned char*>(cubin));
   return 0;
 }
-CALL(cuModuleUnload, CUmodule) return 0; }
+CALL(cuModuleUnload, CUmodule) held--; return 0; }
 CALL(cuModuleGetFunction, CUfunction* kernel, CUmodule module, const char* name)
   const auto* cubin = reinterpret_cast<const unsigned char*>(module);
   if (!has_kernel(cubin, name)) return 500;

@@ -58,7 +58,13 @@ void release(specc_tensor* tensor) {
   if (tensor->owns) std::free(tensor->data);
   std::free(tensor);
 }
-void* data(specc_tensor* tensor) { return tensor->data; }
+void* data(specc_tensor* tensor) {
+#ifdef TINY_KEEPS_INTEGERS
+  std::strcpy(message, "the device is gone");
+  return tensor->dtype == SPECC_I64 ? nullptr : tensor->data;
+#endif
+  return tensor->data;
+}
 int32_t info(specc_tensor* tensor, int32_t* dtype, int32_t* ndim, const int64_t** shape, const int64_t** stride) {
   *dtype = tensor->dtype, *ndim = tensor->ndim, *shape = tensor->shape, *stride = tensor->stride;
   return 0;

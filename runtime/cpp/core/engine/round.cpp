@@ -78,7 +78,7 @@ size_t Session::most_drafts() const {
 
 // Before a round is committed, every so often; and at the end of a text. What nobody has seen yet is taken back.
 void Session::look_at_guards(bool last) {
-  if (options_.guard_rounds == 0) return;
+  if (options_.guard_rounds == 0 || !state_.guarded()) return;
   if (last ? unguarded_rounds_ == 0 : ++unguarded_rounds_ < options_.guard_rounds) return;
   unguarded_rounds_ = 0;
   ++stats_.guard_checks;

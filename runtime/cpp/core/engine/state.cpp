@@ -35,6 +35,8 @@ State::State(const std::vector<StateSpec>& buffers, const ArenaSpec& arena, Mode
   Mapping mapping = map(*plan_);
   memory_ = mapping.memory;
   views_ = std::move(mapping.views);
+  const Turn turn(library_.turn());
+  for (specc_tensor* view : views_) guarded_ = guarded_ || (view != nullptr && library_.api().data(view) != nullptr);
 }
 
 State::~State() {

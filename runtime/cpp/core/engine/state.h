@@ -29,6 +29,8 @@ class State {
   void make_room(size_t rows, size_t kept);
   const ArenaPlan& plan() const { return *plan_; }
 
+  // False where a device holds all buffers: nothing writes here, so there is nothing to look at.
+  bool guarded() const { return guarded_; }
   // Throws Error(Guard) if anything was written between two buffers.
   void check_guards() const;
 
@@ -50,6 +52,7 @@ class State {
   const ArenaPlan* plan_;
   unsigned char* memory_ = nullptr;
   std::vector<specc_tensor*> views_;
+  bool guarded_ = false;
 };
 
 }  // namespace specc
