@@ -107,7 +107,7 @@ def write_artifact(
             "bytes": size,
             "packed": {n: _packing(p) for n in written if (p := lowered.weights[n].packing)},
         },
-        "files": {name: _fingerprint(into / name) for name in files},
+        "files": {name: fingerprint(into / name) for name in files},
         "provenance": {**program.provenance, **provenance, **lowered.notes},
     }  # fmt: skip
     (into / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
@@ -171,5 +171,6 @@ def _bytes(type_: TensorType) -> int:
     return total
 
 
-def _fingerprint(path: Path) -> dict[str, Any]:
+def fingerprint(path: Path) -> dict[str, Any]:
+    """A file's hash and size, as a manifest lists them."""
     return {"sha256": cache.sha256(path), "bytes": path.stat().st_size}

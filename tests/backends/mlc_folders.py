@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,7 @@ def check_folder(folder: Path, package_too: bool) -> dict[str, Any]:
             assert (model / shard["dataPath"]).stat().st_size == shard["nbytes"]
             assert all(r["byteOffset"] + r["nbytes"] <= shard["nbytes"] for r in shard["records"])
         assert (folder / library).is_file() or library.startswith("system://")
+    check_record(folder)
     if package_too:
         packaged = json.loads((folder / "mlc-package-config.json").read_text())
         schema("mlc-package-config").validate(packaged)
@@ -62,3 +64,17 @@ def check_folder(folder: Path, package_too: bool) -> dict[str, Any]:
         assert {m["model_lib"] for m in packaged["model_list"]} == set(libraries)
         assert all((folder / path).is_file() for path in libraries.values())
     return engine
+
+
+def check_record(folder: Path) -> None:
+    """specc.json says where the folder comes from, and knows every file of it but itself."""
+    record = json.loads((folder / "specc.json").read_text())
+    schema("specc").validate(record)
+    there = {
+        p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()
+    }
+    del there["specc.json"]
+    assert record["files"] == {
+        name: {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
+        for name, data in there.items()
+    }

@@ -55,13 +55,19 @@ def smaller(shared_folder: Path) -> Path:
 
 @pytest.mark.parametrize("phone", ["iphone", "android"])
 def test_phones_are_given_static_libraries(
-    phone: str, smaller: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+    phone: str, smaller: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     """Compiled by LLVM alone: objects for arm64, in a .tar, under a name that `mlc_llm package` looks for."""
     out = tmp_path / "out"
     flags = ["--format", "mlc", "--mlc-target", phone, "--method", "none", "--json"]
+    kept = tmp_path / "kept"
+    if phone == "iphone":  # compiled anew, and nothing of it is kept
+        monkeypatch.setenv("SPECC_CACHE_DIR", str(kept))
+        flags.append("--no-cache")
     assert main(["compile", str(smaller), *flags, "-o", str(out)]) == 0
     told = json.loads(capfd.readouterr().out)
+    assert not kept.exists()
     engine = check_folder(out, package_too=True)
     assert (told["format"], told["engine"]) == ("mlc", engine)
     assert engine["model_lib"] == "system://mlc_smaller_target"
@@ -75,7 +81,7 @@ def test_phones_are_given_static_libraries(
         symbol = f"__tvm_ffi_mlc_smaller_target_{kernel}".encode()
         assert b"\0" + underscore + symbol + b"\0" in found
     assert {p.name for p in out.iterdir()} == {
-        "README.md", "engine.json", "mlc-package-config.json", "target",
+        "README.md", "engine.json", "mlc-package-config.json", "specc.json", "target",
     }  # fmt: skip
     readme = (out / "README.md").read_text()
     assert {"iphone": "kDLCPU", "android": "Device.cpu()"}[phone] in readme
@@ -94,7 +100,7 @@ def test_target_and_drafter_are_linked_into_one_program(
     check_folder(out, package_too=True)
     assert {p.name for p in out.iterdir()} == {
         "README.md", "Speculation.kt", "drafter", "engine-plain.json", "engine.json", "mlc-package-config.json",
-        "target",
+        "specc.json", "target",
     }  # fmt: skip
     objects = []
     for name in ("target", "drafter"):

@@ -142,6 +142,25 @@ def test_what_it_cannot_do_is_refused(
     assert f"SPECC-{code}" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("way", [["--backend", "tvm"], ["--format", "mlc"]])
+def test_another_tvm(
+    way: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:  # fmt: skip
+    """Refused before a model is looked for."""
+    import sys
+
+    import tvm
+
+    for name in [n for n in sys.modules if n.startswith("specc.backends.tvm")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(tvm, "__version__", "0.26.0")
+    words = ["compile", str(tmp_path / "none"), *way, "--method", "none", "-o", str(tmp_path / "a")]
+    assert main(words) == 1
+    told = capsys.readouterr().err
+    assert "SPECC-E0444" in told
+    assert "0.26.0" in told
+
+
 def test_without_tvm(monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 

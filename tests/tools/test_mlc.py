@@ -15,6 +15,7 @@ from specc.ir import ModelInfo, SpeculativeProgram
 from specc.ir.importers.source import ImportedModel
 from specc.judge import check_request
 from specc.method_table import METHODS, MLC_METHODS
+from specc.mlc import compile_folder
 from specc.mlc_chat import chat_of, prompt
 from specc.progress import NotingProgress, SilentProgress
 from specc.request import CompileRequest
@@ -73,6 +74,19 @@ def test_what_the_engine_would_hang_on_is_refused() -> None:
     )
     assert "waits for ever" in refusal(**drafting, prefill_chunk=4).expected
     assert "one spec_draft_length" in refusal(**drafting, num_speculative_tokens=(0, 2, 4)).expected
+
+
+def test_a_short_context_makes_chunks_as_short(tiny_model: Path, tmp_path: Path) -> None:
+    """The engine hangs on those as well, though --prefill-chunk is long enough."""
+    drafting = request(
+        model=str(tiny_model), output=tmp_path / "o", method="draft_model", drafter=str(tiny_model),
+        num_speculative_tokens=(0, 4), max_model_len=4,
+    )  # fmt: skip
+    check_request(drafting)
+    with pytest.raises(UsageError, match="waits for ever") as refused:
+        compile_folder(drafting, SilentProgress())
+    assert (refused.value.code, refused.value.found) == ("SPECC-E0103", "4")
+    assert not (tmp_path / "o").exists()
 
 
 def test_a_method_must_be_named() -> None:

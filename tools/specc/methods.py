@@ -13,6 +13,7 @@ from specc.calibration import LEAST_TOKENS, Calibration, fit_structure
 from specc.device_names import ASCEND, ONNX, kind_of
 from specc.errors import ModelError
 from specc.ir import DynamicTree, StaticTree, Tree
+from specc.ir.importers.drafters import DrafterCheckpoint
 from specc.ir.importers.source import ImportedModel, load_model
 from specc.ir.sharding import Way
 from specc.method_table import STRUCTURE, TRAINED
@@ -125,20 +126,32 @@ def _host(
 def _draft_model(
     request: CompileRequest, imported: ImportedModel, shape: Shape, progress: Progress
 ) -> Choice:
+    drafter = drafter_model(request, imported, progress)
+    with progress.phase("rewrite the drafter"):
+        program = pipelines.drafter_model(shape)(drafter.program)
+    return Choice(pipelines.draft_model(shape, program))
+
+
+def drafter_model(
+    request: CompileRequest, imported: ImportedModel, progress: Progress
+) -> ImportedModel:
+    """The model that --drafter names, for `request` with its context set.
+
+    Raises ModelError: SPECC-E0233 where its tokens are not the target's, E0232 where its context is too short.
+    """
     assert request.drafter is not None
+    assert request.max_model_len is not None
     with progress.phase(f"import {request.drafter}"):
         drafter = load_model(request.drafter, request.max_model_len)
     require_same_tokens(imported, drafter)
     limit = drafter.program.model.max_position
-    if limit and shape.max_model_len > limit:
+    if limit and request.max_model_len > limit:
         raise ModelError(
             "SPECC-E0232", "the drafter was trained for a shorter context",
-            expected=f"at least {shape.max_model_len} positions", found=str(limit),
+            expected=f"at least {request.max_model_len} positions", found=str(limit),
             cure=f"add --max-model-len {limit}",
         )  # fmt: skip
-    with progress.phase("rewrite the drafter"):
-        program = pipelines.drafter_model(shape)(drafter.program)
-    return Choice(pipelines.draft_model(shape, program))
+    return drafter
 
 
 def require_same_tokens(target: ImportedModel, drafter: ImportedModel) -> None:
@@ -176,6 +189,17 @@ def _vocabulary(model: ImportedModel) -> dict[int, str] | None:
 def _trained(
     request: CompileRequest, imported: ImportedModel, shape: Shape, progress: Progress
 ) -> Choice:
+    checkpoint, shape, why = trained_drafter(request, imported, shape, progress)
+    return Choice(pipelines.trained(shape, checkpoint.spec.kind, checkpoint), why)
+
+
+def trained_drafter(
+    request: CompileRequest, imported: ImportedModel, shape: Shape, progress: Progress
+) -> tuple[DrafterCheckpoint, Shape, tuple[str, ...]]:
+    """The drafter trained for the target, `shape` with K that it can draft and its tree, and what was read.
+
+    Raises UsageError (SPECC-E0103) for a K that was asked for and is more than the drafter gives.
+    """
     with progress.phase(f"read the drafter{f' {request.drafter}' if request.drafter else ''}"):
         checkpoint = trained.load(request.method, request.model, request.drafter, imported)
     spec, tree = checkpoint.spec, _tree(request)
@@ -194,8 +218,7 @@ def _trained(
             )
         shape = replace(shape, num_speculative_tokens=tuple(sorted({*kept, most})))
         why += (f"K is at most {most}: {limit}",)
-    shape = replace(shape, tree=tree)
-    return Choice(pipelines.trained(shape, spec.kind, checkpoint), why)
+    return checkpoint, replace(shape, tree=tree), why
 
 
 def _tree(request: CompileRequest) -> Tree | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import asdict, is_dataclass
 from json import loads
 from pathlib import Path
@@ -51,7 +52,8 @@ def main(
     check_output(request)
     progress = JsonProgress() if json else TerminalProgress()
     if request.format == MLC:
-        return _for_mlc(request, progress, json=json)
+        with cache.bypassed() if no_cache else nullcontext():
+            return _for_mlc(request, progress, json=json)
     if no_cache:
         from specc.driver import compile_model
 
@@ -97,7 +99,7 @@ def _for_mlc(
             }
         )
         return EXIT_OK
-    for line in report.why:
+    for line in report.why[1:]:  # that a method was asked for needs no telling
         say(line)
     mode, size = engine["speculative_mode"], human_bytes(report.bytes)
     print(
