@@ -77,6 +77,7 @@ class Channel:
     def receive(self, until: float) -> Frame | None:
         """The next frame; None if there is none before `until`, of time.monotonic().
 
+        One that is here already is given even later: whoever reads on in a loop looks at the clock.
         Raises OSError if the connection has ended, RequestError (SPECC-E0718) if what came is no frame.
         """
         left = until - time.monotonic()

@@ -245,7 +245,7 @@ def test_what_does_not_fit_is_not_late(
             ended.add(frame.text)
         return well(frame)
 
-    asking = client(peer(script), deadline_s=5, ping_s=0.1)
+    asking = client(peer(script), deadline_s=5, ping_s=1)
     texts = [asking.text() for _ in range(20)]
     for text in texts:
         text.prepare([1] * 5000)

@@ -140,9 +140,11 @@ def test_stopped_and_continued(artifact: Artifact, client: DraftClient) -> None:
     process.send_signal(signal.SIGSTOP)
     stat = Path(f"/proc/{process.pid}/stat")
     assert eventually(lambda: stat.read_text().rsplit(") ", 1)[1].startswith("T"))
+    before = client.counts.late
     stalled = texts.turn(2)
     late = [p for p in stalled if p.fallback == "timeout"]
     assert sum(p.late for p in late) > 0
+    assert len([p for p in stalled if p.late]) == client.counts.late - before  # no round in between
     assert all(len(p.tokens) == 1 for p in late)  # the rounds were played without
     assert eventually(lambda: not client.healthy)
     own = texts.turn(3)
