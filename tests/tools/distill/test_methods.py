@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
 from specc import trained as trained_drafters
@@ -165,6 +166,35 @@ def test_a_drafter_that_comes_with_specc_is_for_one_target(
         trained_drafters.load("eagle3", request.model, None, load_model(request.model))
     with pytest.raises(UsageError, match="SPECC-E0104"):
         check_request(replace(request, method="medusa"))
+
+
+def test_a_training_begins_where_another_ended(trained: Trained, tmp_path: Path) -> None:
+    """With --init and one step too small to move anything, what is written is what was read."""
+    request = replace(
+        trained.request, output=tmp_path / "out", work=tmp_path / "work", init=trained.request.output,
+        plan=replace(PLAN, steps=1, rate=1e-9, decay=0.0),
+    )  # fmt: skip
+    report = distill(request, SilentProgress())
+    before, after = (
+        load_file(folder / "model.safetensors")
+        for folder in (trained.request.output, request.output)
+    )
+    assert before.keys() == after.keys()
+    for name, tensor in before.items():
+        torch.testing.assert_close(after[name], tensor, atol=2e-3, rtol=2e-3)
+    assert report.acceptance["all"].length == pytest.approx(
+        trained.report.acceptance["all"].length, abs=0.05
+    )
+
+
+def test_a_training_begins_with_a_drafter_of_its_kind(eagle3: Trained, tmp_path: Path) -> None:
+    begun = replace(eagle3.request, work=tmp_path, init=eagle3.request.output)
+    for change, code in (
+        ({"intermediate_size": 24}, "SPECC-E0287"),
+        ({"method": "medusa"}, "SPECC-E02"),
+    ):
+        with pytest.raises(SpeccError, match=code):
+            distill(replace(begun, output=tmp_path / "out", **change), SilentProgress())
 
 
 def test_a_run_goes_on_where_it_was_stopped(eagle3: Trained, tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ def main(
     num_speculative_tokens: Annotated[int, _OF_TRAINING] = 4,
     dtype: Annotated[str, _OF_TRAINING] = "auto",
     floor: Annotated[float, _OF_TRAINING] = 1.3,
+    init: Annotated[Path | None, _OF_TRAINING] = None,
     work: Annotated[Path | None, _OF_OUTPUT] = None,
     drafter: Annotated[Path, Parameter(name=["--output", "-o"], group=_OUTPUT)],
     full_head: Annotated[Switch, _OF_OUTPUT] = False,
@@ -60,6 +61,7 @@ def main(
         num_speculative_tokens: K that acceptance is measured with.
         dtype: What target and drafter compute in: float32, bfloat16, or auto, what this machine is fastest with.
         floor: The least acceptance length on held-out text that is worth writing a drafter for.
+        init: A drafter that specc distill wrote for this target: training begins with its weights and vocabulary.
         work: Folder of corpus, features and checkpoint; left out, the output's name with .work.
         drafter: Folder to write.
         full_head: Write the rows of the target's head too, for vLLM and SGLang; specc does without.
@@ -79,6 +81,8 @@ def main(
     ):  # fmt: skip
         if given and flag not in DISTILLED[method]:
             raise flags.conflict(f"{flag} has no meaning for --method {method}", "leave it out")
+    if init is not None and draft_vocab_size is not None:
+        raise flags.conflict("--draft-vocab-size is that of --init", "leave one out")
     if corpus is not None and tokens is not None:
         raise flags.conflict(
             "--corpus is the text; --tokens says how much is written without it", "leave one out"
@@ -97,7 +101,7 @@ def main(
     }  # fmt: skip
     request = DistillRequest(
         target, method, drafter, work or drafter.with_name(drafter.name + ".work"), corpus,
-        dtype=dtype, full_head=full_head, force=force, plan=plan,
+        dtype=dtype, full_head=full_head, init=init, force=force, plan=plan,
         **{name: value for name, value in shaped.items() if value is not None},
     )  # fmt: skip
     report = distill(request, JsonProgress() if json else TerminalProgress())

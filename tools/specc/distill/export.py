@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors.torch import save_file
@@ -26,6 +26,19 @@ class Made:
     method: str
     config: Mapping[str, Any]
     tensors: Mapping[str, Tensor]
+
+
+class Exporting(Protocol):
+    """A student that can be written to files. What is exported of its parameters are views of them."""
+
+    @property
+    def module(self) -> torch.nn.Module:
+        """The parameters."""
+        ...
+
+    def exported(self, teacher: Teacher, k: int, taps: tuple[int, ...], *, full_head: bool) -> Made:
+        """What a checkpoint holds."""
+        ...
 
 
 def write_drafter(folder: Path, made: Made, recipe: Mapping[str, Any]) -> None:

@@ -14,12 +14,13 @@ from torch import Tensor
 
 from specc import flags
 from specc.destination import whole_or_nothing
+from specc.distill.begin import begin, read_beginning
 from specc.distill.corpus import write
 from specc.distill.dflash import Blocks, dflash_student
 from specc.distill.dspark import dspark_student
 from specc.distill.eagle3 import eagle3_student
 from specc.distill.evaluation import Acceptance
-from specc.distill.export import RECIPE, Made, as_stored, write_drafter
+from specc.distill.export import RECIPE, Exporting, as_stored, write_drafter
 from specc.distill.features import Shard, shards_in, write_features
 from specc.distill.layer import multiply_in
 from specc.distill.loss import Head
@@ -49,18 +50,15 @@ class DistillRequest:
     depths: int = 3
     dtype: str = "auto"
     full_head: bool = False
+    init: Path | None = None
     force: bool = False
     plan: Plan = field(default_factory=Plan)
 
 
-class Exportable(Student, Protocol):
+class Exportable(Student, Exporting, Protocol):
     """A student that can be written to files; `head` is frozen."""
 
     head: Head
-
-    def exported(self, teacher: Teacher, k: int, taps: tuple[int, ...], *, full_head: bool) -> Made:
-        """What a checkpoint holds."""
-        ...
 
 
 BLOCK_LAYERS = 1
@@ -141,9 +139,12 @@ def distill(request: DistillRequest, progress: Progress) -> DistillReport:
     with progress.phase("features"):
         write_features(teacher, corpus, folder, taps, progress)
     shards = shards_in(folder)
-    ids = _vocabulary(request, teacher, shards)
+    first = request.init and read_beginning(request.init, request.method, teacher)
+    ids = _vocabulary(request, teacher, shards, first.ids if first else None)
     torch.manual_seed(request.plan.seed)
     student = MAKERS[request.method](request, teacher, ids)
+    if first:
+        begin(student, first, teacher, taps)
     trainer = Trainer(
         student, request.plan, request.work, lambda: shards_in(folder), progress, teacher.device
     )
@@ -197,6 +198,7 @@ def recipe(
         "corpus_tokens": tokens, "trained_tokens": state.tokens, "steps": state.step, "epochs": state.epochs,
         "seconds": round(state.seconds), "plan": asdict(request.plan),
         "acceptance": {kind: a.as_json() for kind, a in found.items()}, "k": request.plan.k,
+        **({"init": str(request.init)} if request.init else {}),
     }  # fmt: skip
 
 
@@ -209,7 +211,9 @@ def target_facts(teacher: Teacher) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _vocabulary(request: DistillRequest, teacher: Teacher, shards: list[Shard]) -> Tensor:
+def _vocabulary(
+    request: DistillRequest, teacher: Teacher, shards: list[Shard], given: Tensor | None
+) -> Tensor:
     """The draft vocabulary; kept in the work folder, since a training that goes on must have the same."""
     kept, size = (
         request.work / "vocabulary.json",
@@ -217,9 +221,9 @@ def _vocabulary(request: DistillRequest, teacher: Teacher, shards: list[Shard]) 
     )
     if kept.exists():
         ids = torch.tensor(json.loads(kept.read_text()))
-        if len(ids) == size:
+        if len(ids) == size if given is None else torch.equal(ids, given):
             return ids
-    ids = draft_vocabulary(shards, size, teacher.facts.vocab_size)
+    ids = draft_vocabulary(shards, size, teacher.facts.vocab_size) if given is None else given
     kept.write_text(json.dumps(ids.tolist()))
     return ids
 
