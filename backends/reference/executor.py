@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import json
+import hashlib
+import io
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,22 +15,23 @@ from torch import Tensor
 from specc.backends.plan import BUILT_INS, Plan
 from specc.backends.reference.lower import FOLDER
 from specc.backends.reference.memory import Memory
-from specc.errors import ArtifactError, RequestError
+from specc.errors import ArtifactError, ModelError, RequestError
+from specc.ir.importers.pt2_archive import check_archive
 from specc.ir.weights import WeightStore
-from specc.runtime.manifest import Manifest
+from specc.runtime.manifest import FileEntry, Manifest
 
 _OPERATIONS: dict[str, Any] = {entry: op for op, (entry, _) in BUILT_INS.items()}
 
 
 class ReferenceArtifact:
-    """Loaded leaves and weights. `session` decodes; T>0 uses the same noise as every backend."""
+    """Loaded `leaves` and weights of the artifact in `path`. Temperature uses the same noise as every backend."""
 
     def __init__(
-        self, manifest: Manifest, plans: dict[str, Plan], weights: dict[str, Tensor],
+        self, path: Path, manifest: Manifest, plans: dict[str, Plan], weights: dict[str, Tensor],
         leaves: dict[str, Any],
     ) -> None:  # fmt: skip
-        self.manifest, self._plans = manifest, plans
-        self._weights, self._leaves = weights, leaves
+        self.path, self.manifest, self._plans = path, manifest, plans
+        self._weights, self.leaves = weights, leaves
 
     @classmethod
     def load(cls, path: Path) -> Self:
@@ -37,20 +39,22 @@ class ReferenceArtifact:
         manifest = Manifest.read(path)
         leaves = {}
         try:
-            functions = json.loads((path / "manifest.json").read_text())["functions"]
-            plans = {name: Plan.from_json(data) for name, data in functions.items()}
+            plans = {n: Plan.from_json(data) for n, data in manifest.raw["functions"].items()}
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                for file in sorted((path / FOLDER).glob("*.pt2")):
-                    leaves[file.stem] = torch.export.load(file).module()
+                for entry in manifest.files.values():
+                    if entry.path.startswith(f"{FOLDER}/"):
+                        leaves[Path(entry.path).stem] = _leaf(path, entry)
             store = WeightStore.open(path / "weights.safetensors")
             weights = {name: weight.load() for name, weight in store.items()}
+        except ArtifactError:
+            raise
         except Exception as error:
             raise ArtifactError(
                 "SPECC-E0505", "the artifact cannot be read", where=str(path), found=str(error)[:200],
                 cure="compile it again",
             ) from error  # fmt: skip
-        return cls(manifest, plans, weights, leaves)
+        return cls(path, manifest, plans, weights, leaves)
 
     def run(self, name: str, inputs: dict[str, Tensor], state: dict[str, Tensor]) -> list[Tensor]:
         """Execute the plan of function `name`; writes to `state`."""
@@ -67,7 +71,7 @@ class ReferenceArtifact:
     def _step(self, entry: str, args: list[Tensor], attrs: Sequence[int]) -> list[Tensor]:
         if entry == "specc.cat":
             return [torch.cat(args)]
-        call = _OPERATIONS.get(entry) or self._leaves[entry]
+        call = _OPERATIONS.get(entry) or self.leaves[entry]
         result = call(*args, *attrs)
         if isinstance(result, Tensor):
             return [result]
@@ -158,6 +162,29 @@ class ReferenceArtifact:
         inputs = {v.name: known[v.name] for v in self._plans[name].inputs}
         chosen, accepted = self.run(name, inputs, state)
         return chosen.tolist(), int(accepted)
+
+
+def _leaf(path: Path, entry: FileEntry) -> Any:
+    """A compiled leaf, if it is what the manifest lists, and data alone: torch.export.load may unpickle and evaluate.
+
+    An artifact comes from anywhere, and so does the manifest that vouches for its files.
+    """
+    file = path / entry.path
+    content = file.read_bytes()
+    if (len(content), hashlib.sha256(content).hexdigest()) != (entry.bytes, entry.sha256):
+        raise ArtifactError(
+            "SPECC-E0505", "a file of the artifact has another hash or size than the manifest says", where=str(file),
+            expected=f"{entry.bytes} bytes, sha256 {entry.sha256}", found=f"{len(content)} bytes",
+            cure="compile the artifact again, or copy it again",
+        )  # fmt: skip
+    try:
+        check_archive(file, content, ours=True)
+    except ModelError as error:
+        raise ArtifactError(
+            "SPECC-E0505", "a file of the artifact is not read, since it is more than data, or none",
+            where=str(file), found=error.what, cure="compile it again",
+        ) from error  # fmt: skip
+    return torch.export.load(io.BytesIO(content)).module()
 
 
 def _pairs(tokens: list[int], begin: int, end: int) -> dict[str, Tensor]:

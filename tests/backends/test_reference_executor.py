@@ -1,13 +1,20 @@
 """The reference executor keeps the engine's rules for K, depth and the end of the context."""
 
+import hashlib
+import io
+import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from specc.backends.reference.executor import ReferenceArtifact
 from specc.driver import CompileRequest, compile_model
-from specc.errors import RequestError
+from specc.errors import ArtifactError, RequestError
 from specc.progress import SilentProgress
+from tests.ir.importers.test_pt2 import change
 
 PROMPT, MAX_LEN = [5, 6, 7], 32
 
@@ -42,3 +49,33 @@ def test_what_the_artifact_does_not_have_is_refused(
 ) -> None:
     with pytest.raises(RequestError, match="SPECC-E0601"):
         list(artifact.generate(PROMPT, max_tokens=4, num_speculative_tokens=k, depth=depth))
+
+
+class Bomb:
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return (pytest.fail, ("a pickle was executed",))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_nothing_in_an_artifact_is_executed(artifact: ReferenceArtifact, tmp_path: Path) -> None:
+    """Its leaves are archives that torch.export.load would unpickle: listed or not, and whatever their hashes say."""
+    path = tmp_path / "a.specc"
+    shutil.copytree(artifact.path, path)
+    leaf = sorted((path / "leaves").glob("*.pt2"))[0]
+    evil = path / "leaves/not-listed.pt2"
+    shutil.copy(leaf, evil)
+    torch.save(Bomb(), bomb := io.BytesIO())
+    change(evil, "sample_inputs/model.pt", bomb.getvalue())
+    assert "not-listed" not in ReferenceArtifact.load(path).leaves
+
+    evil.rename(leaf)
+    with pytest.raises(ArtifactError, match=r"SPECC-E0505[\s\S]*another hash"):
+        ReferenceArtifact.load(path)
+
+    manifest = json.loads((path / "manifest.json").read_text())
+    data = leaf.read_bytes()
+    told = {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
+    manifest["files"][f"leaves/{leaf.name}"] = told
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(ArtifactError, match=r"SPECC-E0505[\s\S]*sample inputs that are no tensors"):
+        ReferenceArtifact.load(path)
