@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from specc.checks import WORKING
-from specc.method_table import TRAINED
+from specc.method_table import MLC_METHODS, TRAINED
 
 HOST = "none, ngram, suffix"
 STRUCTURE = "mtp:structure"
@@ -75,11 +75,27 @@ def page(root: Path) -> str:
     lines += [
         "", f"By `--backend tvm`, with transformers' tokens: {', '.join(through_tvm)}; and, run by the engine, llama "
         f"with {methods} and trained drafters that know their text.",
+        "", *_other_ways(tests),
         "", f"Tensor types of GGUF files: {types}.", "",
         f"Layouts of trained drafters, each with the drafts that eager code on the checkpoint makes: {formats}.", "",
         "A `.pt2` is tested with decoders of our own, written in several ways (`tests/ir/importers/test_pt2.py`).", "",
     ]  # fmt: skip
     return "\n".join(lines)
+
+
+def _other_ways(tests: Path) -> list[str]:
+    """What is tried with other devices and formats, and on what: none of it on the hardware."""
+    through_onnx = ", ".join(_names(tests / "backends/test_onnx.py", "TEN"))
+    on_acl = ", ".join(_names(tests / "backends/test_acl.py", "METHODS"))
+    return [
+        f"By `--device onnx`, in onnxruntime, with transformers' tokens: {through_onnx} with ngram; and, "
+        "run by the engine, llama with ngram and draft_model. Graphs of trained drafters make the drafts of the program that they come from.",
+        "", f"By `--device ascend:SOC`, on a double of CANN (no NPU): llama with {on_acl}. `verified_on_npu: false`.",
+        "", "By `--device cuda:ARCH`, on a double of NVIDIA's driver with Triton's interpreter (no GPU): llama with "
+        "draft_model, at temperature 0 and above. No other method or architecture. `verified_on_gpu: false`.",
+        "", f"By `--format mlc`, on an engine written from MLC's ABI (not MLC's own, and no phone): llama with "
+        f"{', '.join(MLC_METHODS)}, and gpt2 as objects for phones, of which none was run. `verified_on_gpu: false`.",
+    ]  # fmt: skip
 
 
 def _column(method: str) -> str:
