@@ -89,7 +89,8 @@ def _other_ways(tests: Path) -> list[str]:
     on_acl = ", ".join(_names(tests / "backends/test_acl.py", "METHODS"))
     return [
         f"By `--device onnx`, in onnxruntime, with transformers' tokens: {through_onnx} with ngram; and, "
-        "run by the engine, llama with ngram and draft_model. Graphs of trained drafters make the drafts of the program that they come from.",
+        "run by the engine, llama with ngram and draft_model. "
+        "Graphs of trained drafters make the drafts of the program that they come from.",
         "", f"By `--device ascend:SOC`, on a double of CANN (no NPU): llama with {on_acl}. `verified_on_npu: false`.",
         "", "By `--device cuda:ARCH`, on a double of NVIDIA's driver with Triton's interpreter (no GPU): llama with "
         "draft_model, at temperature 0 and above. No other method or architecture. `verified_on_gpu: false`.",
