@@ -10,7 +10,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +21,7 @@ from pathlib import Path
 import torch
 
 from specc import cache
+from specc.backends.base import Progress
 from specc.cache import Pieces
 from specc.errors import BackendError
 from specc.runtime import sources
@@ -87,8 +88,11 @@ class Toolchain:
         """The flag for this instruction set."""
         return f"-march={self.isa}"
 
-    def leaf(self, source: str, name: str) -> Object:
-        """Generated code of one leaf, whose functions get names that begin with `name`."""
+    def leaf(self, source: str, name: str, *, header: Path | None = None) -> Object:
+        """Generated code of one leaf, whose functions get names that begin with `name`.
+
+        `header`: what it is compiled against where it only tells a device what to compute.
+        """
         names = f"#define SPECC_LEAF(f) {name}_##f\n#define aot_inductor {name}_inductor\n"
         capability = _CAPABILITY[self.isa]
         flags = (
@@ -96,7 +100,10 @@ class Toolchain:
             f"-DCPU_CAPABILITY={capability}", f"-DCPU_CAPABILITY_{capability}",
             f"-I{_TORCH}", f"-I{_TORCH / 'torch/csrc/api/include'}", f"-I{sources.CPP / 'model'}",
         )  # fmt: skip
-        return Object(names + source, name, flags)
+        if header is None:
+            return Object(names + source, name, flags)
+        calling = ("-O1", *(f for f in flags if f != "-O3"), f"-I{header.parent}")
+        return Object(names + source, name, calling, header.read_text())
 
     def kernels(self) -> list[Object]:
         """Specc's own kernels and the shim that leaves call."""
@@ -110,57 +117,23 @@ class Toolchain:
         flags = ("-O1", self.march, f"-I{sources.INCLUDE}", f"-I{sources.CPP / 'model'}")
         return Object(leaf_table(leaves, self.isa), "leaves", flags)
 
-    def graphs(self, table: str, *, device: bool) -> list[Object]:
-        """What stands for leaves where graphs are whole models: the generated `table`, the border, and for NPUs ACL."""
-        folder = sources.CPP / "graphs"
-        flags = ("-O1", self.march, f"-I{sources.INCLUDE}", f"-I{sources.CPP}", f"-I{folder}",
-                 f"-I{sources.CPP / 'model'}")  # fmt: skip
-        files = [folder / "graphs.cpp", sources.CPP / "core/error.cpp"]
-        if device:
-            files += sorted((folder / "acl").glob("*.cpp"))
-        own = [
-            Object(
-                p.read_text(), f"graphs_{p.parent.name}_{p.stem}", (f"-iquote{p.parent}", *flags)
-            )
-            for p in files
-        ]
-        return [*own, Object(table, "graph_table", flags)]
+    def player(
+        self, folder: str, table: str, *, parts: Sequence[str] = (), include: Sequence[Path] = ()
+    ) -> list[Object]:
+        """What plays leaves that are no code of the CPU: their generated `table`, and the runtime's `folder`.
 
-    def tvm(self, table: str, include: Sequence[Path]) -> list[Object]:
-        """What plays kernels of TVM's: the generated `table` of leaves, and the player. `include`: of tvm-ffi."""
-        folder = sources.CPP / "tvm"
-        own = (sources.INCLUDE, sources.CPP / "model", folder)
-        flags = ("-O2", self.march, *(f"-I{p}" for p in (*own, *include)))
-        header = (folder / "kernels.h").read_text()
-        return [
-            Object((folder / "kernels.cpp").read_text(), "tvm_kernels", flags, header=header),
-            Object(table, "tvm_table", flags, header=header),
-        ]
-
-    def cuda(self, table: str) -> list[Object]:
-        """What stands between plans and a GPU: the generated `table` of leaves, the driver's calls, memory."""
-        folder = sources.CPP / "cuda"
-        flags = ("-O2", self.march, f"-I{sources.INCLUDE}", f"-I{sources.CPP}", f"-I{folder}",
-                 f"-I{sources.CPP / 'model'}")  # fmt: skip
-        header = _text_of(folder, "*.h")
-        files = [*sorted(folder.glob("*.cpp")), sources.CPP / "core/error.cpp"]
-        own = [
-            Object(
-                p.read_text(),
-                f"cuda_{p.parent.name}_{p.stem}",
-                (f"-iquote{p.parent}", *flags),
-                header,
-            )
-            for p in files
-        ]
-        return [*own, Object(table, "cuda_table", flags, header)]
-
-    def cuda_leaf(self, source: str, name: str) -> Object:
-        """Generated code of one leaf of a GPU: what its kernels are called with; they lie in it as bytes."""
-        leaf = self.leaf(source, name)
-        folder = sources.CPP / "cuda"
-        flags = ("-O1", *(f for f in leaf.flags if f != "-O3"), f"-I{folder}")
-        return Object(leaf.source, leaf.name, flags, _text_of(folder, "leaf_cuda.h"))
+        `parts`: folders in it that count too; `include`: where headers of others are.
+        """
+        home = sources.CPP / folder
+        own = (sources.INCLUDE, sources.CPP, home, sources.CPP / "model", *include)
+        flags = ("-O2", self.march, *(f"-I{p}" for p in own))
+        header = "".join(p.read_text() for p in sorted(home.rglob("*.h")))
+        files = [p for part in (".", *parts) for p in sorted((home / part).glob("*.cpp"))]
+        objects = [
+            Object(p.read_text(), f"{folder}_{p.parent.name}_{p.stem}", (f"-iquote{p.parent}", *flags), header)
+            for p in (*files, sources.CPP / "core/error.cpp")
+        ]  # fmt: skip
+        return [*objects, Object(table, f"{folder}_table", flags, header)]
 
     def engine(self) -> list[Object]:
         """libspecc: engine, tokenizer and C ABI, for any x86-64, a folder at a time.
@@ -205,6 +178,20 @@ class Toolchain:
         with self.at_work(cores=1) as start:
             start([*self.kernels(), *self.engine()])
             yield
+
+    def build(
+        self, into: Path, model: Sequence[Object], leaves: Iterable[Object], progress: Progress, doing: str,
+        *, static: bool = False,
+    ) -> tuple[str, ...]:  # fmt: skip
+        """`write`, of what is compiled while `leaves` are generated on one core, in a phase named `doing`."""
+        with self.at_work() as start:
+            with progress.phase(doing):
+                started, engine = start(model), start(self.engine())
+                for leaf in leaves:
+                    started += start([leaf])
+            with progress.phase(f"compile for {self.isa}"):
+                objects = [[f.result() for f in part] for part in (started, engine)]
+        return self.write(into, *objects, static=static)
 
     def write(
         self, into: Path, model: Sequence[Path], engine: Sequence[Path], *, static: bool
@@ -325,16 +312,11 @@ def _version(compiler: str) -> str:
     return lines[0]
 
 
-def _text_of(folder: Path, pattern: str) -> str:
-    return "".join(p.read_text() for p in sorted(folder.glob(pattern)))
-
-
 @lru_cache
 def _headers() -> str:
     digest = hashlib.sha256()
-    own = [
-        p for p in sources.CPP.rglob("*.h") if p.parent.name not in ("tvm", "cuda")
-    ]  # (Object.header)
+    # Of what every library has; others are in Object.header.
+    own = [p for part in ("core", "model", "tokenizer") for p in (sources.CPP / part).rglob("*.h")]
     for path in sorted([*own, *sources.INCLUDE.glob("*.h")]):
         digest.update(path.read_bytes())
     return digest.hexdigest()

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import re
 import tempfile
-import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +11,19 @@ import torch
 
 from specc.backends.cuda import fakes
 from specc.backends.exported_leaf import export_leaf
-from specc.errors import BackendError
+from specc.backends.inductor_leaf import (
+    CONTAINER,
+    INPUT_CHECKS,
+    OPTIONS,
+    quiet,
+    refuse_form,
+    refuse_missing,
+    refusing,
+)  # fmt: skip
 from specc.ir import Function
+
+INSTEAD = "--device cpu"
+"""What to try where Inductor fails."""
 
 
 def generate(function: Function, arch: str) -> str:
@@ -25,19 +32,12 @@ def generate(function: Function, arch: str) -> str:
     Exported on the CPU, then retargeted: fake tensors of a GPU that is not there take the inputs' places.
     Raises BackendError: SPECC-E0402 if Inductor cannot compile it, E0405 for an operation that it hands to libtorch.
     """
-    with _quiet(), tempfile.TemporaryDirectory() as folder, torch.no_grad():
-        try:
+    with quiet(), tempfile.TemporaryDirectory() as folder, torch.no_grad():
+        with refusing(function.name, INSTEAD):
             exported, _ = export_leaf(function)
             with fakes.gpu(arch) as kernels:
                 module, inputs = _retargeted(exported)
                 torch._inductor.aot_compile(module, inputs, options=options(folder))
-        except BackendError:
-            raise
-        except Exception as error:
-            raise BackendError(
-                "SPECC-E0402", f"Inductor cannot compile {function.name}: {str(error).splitlines()[0]}",
-                where=function.name, cure="try --device cpu, and report the model",
-            ) from error  # fmt: skip
         (source,) = Path(folder).glob("*.wrapper.cpp")
         text = source.read_text()
         _refuse_missing(function.name, text)
@@ -48,15 +48,9 @@ def generate(function: Function, arch: str) -> str:
 
 def options(folder: str) -> dict[str, object]:
     """What Inductor is told; its files go to `folder`."""
-    return {
-        "aot_inductor.package": True,
-        "aot_inductor.package_cpp_only": True,
-        "aot_inductor.package_constants_in_so": False,
-        "aot_inductor.link_libtorch": False,
+    return OPTIONS | {
         "aot_inductor.precompile_headers": False,
         "aot_inductor.output_path": folder + "/",
-        "cpp.vec_isa_ok": True,
-        "fx_graph_cache": False,
     }
 
 
@@ -79,32 +73,12 @@ def _retargeted(exported: torch.export.ExportedProgram) -> tuple[Any, tuple[Any,
     return module, inputs
 
 
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Inductor's own warnings are about its internals, not about the user's model."""
-    logging.disable(logging.WARNING)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            yield
-        finally:
-            logging.disable(logging.NOTSET)
-
-
-_CONTAINER = re.compile(r"\A.*?^\} // extern \"C\"\n", re.DOTALL | re.MULTILINE)
-"""Torch's headers, and the C functions of its container."""
-
 _DRIVER = re.compile(
     r"^#define CUDA_DRIVER_CHECK\(.*?(?=^CACHE_TORCH_|^namespace torch::aot_inductor)",
     re.DOTALL | re.MULTILINE,
 )
 """How torch loads and launches kernels; ours is in leaf_cuda.h."""
 
-_INPUT_CHECKS = re.compile(
-    r"^(AOTI_NOINLINE static void check_input_|static bool _check_aoti_runtime_check_inputs_env\().*?"
-    r"(?=^void AOTInductorModel::run_impl\()",
-    re.DOTALL | re.MULTILINE,
-)
 _LOADED = re.compile(
     r'kernels_\.(\w+) = loadKernel\("[^"]*", ("\w+"), (\d+), cubin_dir_, &kernels_\.loaded_modules_\);'
 )
@@ -123,12 +97,9 @@ def _refuse_missing(name: str, source: str) -> None:
     run = source[source.index("void AOTInductorModel::run_impl(") :]
     called = set(re.findall(r"\baoti_torch_(\w+)\s*\(", run))
     missing = {n for n in called - _OWN if not re.match(r"(device_type|dtype|layout)_", n)}
-    if missing or "proxy_executor_call_function" in run:
-        names = sorted(n.removeprefix("cuda_").removesuffix("_out") for n in missing)
-        raise BackendError(
-            "SPECC-E0405", f"the runtime has no kernel for {', '.join(names) or 'an operation'} on a GPU",
-            where=name, cure="compile with --device cpu, and report the model's architecture",
-        )  # fmt: skip
+    if "proxy_executor_call_function" in run:
+        missing.add("")
+    refuse_missing(name, missing, " on a GPU", INSTEAD)
 
 
 def _lean(source: str, name: str, cubins: dict[str, bytes]) -> str:
@@ -137,17 +108,15 @@ def _lean(source: str, name: str, cubins: dict[str, bytes]) -> str:
     Raises BackendError (SPECC-E0402) for a text that is not as expected, or a leaf that brings constants.
     """
     loaded = [found[0] for found in _LOADED.findall(source)]
-    lean, headers = _CONTAINER.subn("", source)
+    lean, headers = CONTAINER.subn("", source)
     lean, drivers = _DRIVER.subn("", lean)
-    lean, checks = _INPUT_CHECKS.subn("", lean)
+    lean, checks = INPUT_CHECKS.subn("", lean)
     lean = _LOADED.sub(r"kernels_.\1 = loadKernel(cubin_\1, \2, \3);", _COMMENT.sub("", lean))
     strange = "constants_info_[" in lean or "cubin_dir_, &kernels_" in lean
     if (headers, drivers, checks) != (1, 1, 1) or strange or set(loaded) != set(cubins):
-        raise BackendError(
-            "SPECC-E0402", f"Inductor wrote {name} in a form that the runtime does not know", where=name,
-            expected="a container, a driver, input checks, no constants and the kernels that it compiled",
-            found=f"{headers}, {drivers}, {checks}, {sorted(set(loaded) ^ set(cubins))}",
-            cure="try --device cpu, and report the model",
+        raise refuse_form(
+            name, "a container, a driver, input checks, no constants and the kernels that it compiled",
+            f"{headers}, {drivers}, {checks}, {sorted(set(loaded) ^ set(cubins))}", INSTEAD,
         )  # fmt: skip
     arrays = "".join(
         f"alignas(16) static const unsigned char cubin_{n}[] = {{{','.join(map(str, cubins[n]))}}};\n"

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -18,13 +15,16 @@ from specc.backends import TRITON
 from specc.backends.base import Device, Lowered, Progress
 from specc.backends.cuda import fakes, leaves
 from specc.backends.cuda.placement import FETCH, UPLOAD, placed
+from specc.backends.inductor_leaf import identity_of, kept
 from specc.backends.plan import Plan, plans_of
-from specc.backends.toolchain import Toolchain, leaf_table
-from specc.cache import Pieces, inductor_settings
+from specc.backends.toolchain import Object, Toolchain, leaf_table
 from specc.errors import BackendError
 from specc.ir import Function, Role, SpeculativeProgram
-from specc.ir.printer import function_lines
+from specc.runtime import sources
 
+_KERNELS = "specc.backends.cuda.kernels"
+"""What leaves call; named, since it needs Triton."""
+_LEAF_HEADER = sources.CPP / "cuda/leaf_cuda.h"
 _LAUNCH = re.compile(r"^\s+call_\w+\(", re.MULTILINE)
 
 
@@ -56,19 +56,17 @@ class CudaBackend:
         called = {i.entry for plan in plans.values() for i in plan.instructions}
         used = [f for f in known.values() if f.name in called]
         chain = Toolchain(device.isa)
-        with chain.at_work() as start:
-            with progress.phase(f"generate {device.gpu} code for {len(used)} leaves"):
-                model = start([*chain.kernels(), *chain.cuda(cuda_table(used, device))])
-                engine = start(chain.engine())
-                texts = {}
-                for number, function in enumerate(used):
-                    texts[function.name] = source_of(function, device.gpu)
-                    model += start([chain.cuda_leaf(texts[function.name], f"leaf{number}")])
-            with progress.phase(f"compile for {device.isa}"):
-                model_objects, engine_objects = (
-                    [f.result() for f in part] for part in (model, engine)
-                )
-        files = chain.write(into, model_objects, engine_objects, static=False)
+        texts: dict[str, str] = {}
+
+        def generated() -> Iterator[Object]:
+            for number, function in enumerate(used):
+                texts[function.name] = source_of(function, device.gpu)
+                yield chain.leaf(texts[function.name], f"leaf{number}", header=_LEAF_HEADER)
+
+        files = chain.build(
+            into, [*chain.kernels(), *chain.player("cuda", cuda_table(used, device))], generated(), progress,
+            f"generate {device.gpu} code for {len(used)} leaves",
+        )  # fmt: skip
         progress.note("nothing of this has been verified on a GPU by whoever built specc")
         return Lowered(
             files, plans, program.weights,
@@ -79,32 +77,13 @@ class CudaBackend:
 
 def source_of(function: Function, arch: str) -> str:
     """Generated C++ of `function`, from the cache if this text was compiled before."""
-    pieces = Pieces("leaves")
-    name = f"{_identity(function, arch)}.cpp"
-    return pieces.get(name, partial(_write, function, arch)).read_text()
-
-
-def _write(function: Function, arch: str, path: Path) -> None:
-    path.write_text(leaves.generate(function, arch))
+    return kept(_identity(function, arch), lambda: leaves.generate(function, arch))
 
 
 def _identity(function: Function, arch: str) -> str:
-    """Names what `leaves.generate` is given, the function's name aside: equal leaves are generated once."""
-    text = function_lines(replace(function, name="leaf"))
-    code = [p.read_text() for p in sorted(Path(__file__).parent.glob("*.py"))]
-    told = sorted(map(str, leaves.options("").items()))
+    options = sorted(map(str, leaves.options("").items()))
     settings = sorted(f"{k}={v}" for k, v in os.environ.items() if k.startswith("TRITON_"))
-    identity = [
-        *text,
-        arch,
-        torch.__version__,
-        TRITON,
-        *code,
-        *told,
-        *settings,
-        *inductor_settings(),
-    ]
-    return hashlib.sha256("\0".join(identity).encode()).hexdigest()[:32]
+    return identity_of(function, (leaves.__name__, _KERNELS), (arch, TRITON, *options, *settings))
 
 
 def cuda_table(used: list[Function], device: Device) -> str:

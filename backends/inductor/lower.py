@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -13,13 +12,12 @@ import torch
 
 from specc.backends.base import Device, Lowered, Progress
 from specc.backends.inductor import leaves
+from specc.backends.inductor_leaf import identity_of, kept, refuse_missing
 from specc.backends.pack_weights import pack_weights, unpacked
 from specc.backends.plan import plans_of
-from specc.backends.toolchain import Toolchain
-from specc.cache import Pieces, inductor_settings
+from specc.backends.toolchain import Object, Toolchain
 from specc.errors import BackendError
 from specc.ir import Function, Role, SpeculativeProgram
-from specc.ir.printer import function_lines
 from specc.runtime import sources
 
 TORCH = "2.13"
@@ -57,39 +55,31 @@ class InductorBackend:
         packed = pack_weights(program)
         used = [f for f in packed.functions.values() if f.role is Role.LEAF]
         chain = Toolchain(device.isa)
-        with chain.at_work() as start:
-            # What needs no Inductor is compiled while Inductor, on one core, writes the leaves.
-            with progress.phase(f"generate code for {len(used)} leaves"):
-                model = start([chain.table([f.name for f in used]), *chain.kernels()])
-                engine = start(chain.engine())
-                for number, function in enumerate(used):
-                    source = _source(function, device.isa)
-                    _refuse_missing(function, source)
-                    model += start([chain.leaf(source, f"leaf{number}")])
-            with progress.phase(f"compile for {device.isa}"):
-                model_objects, engine_objects = (
-                    [f.result() for f in part] for part in (model, engine)
-                )
+
+        def generated() -> Iterator[Object]:
+            for number, function in enumerate(used):
+                source = _source(function, device.isa)
+                _refuse_missing(function, source)
+                yield chain.leaf(source, f"leaf{number}")
+
+        files = chain.build(
+            into, [chain.table([f.name for f in used]), *chain.kernels()], generated(), progress,
+            f"generate code for {len(used)} leaves", static=device.static,
+        )  # fmt: skip
         return Lowered(
-            chain.write(into, model_objects, engine_objects, static=device.static), plans_of(packed), packed.weights,
+            files, plans_of(packed), packed.weights,
             {"torch": torch.__version__, "compiler": chain.version}, lossless=True,
         )  # fmt: skip
 
 
 def _source(function: Function, isa: str) -> str:
     """Generated C++ of `function`, from the cache if this text was compiled before."""
-    pieces = Pieces("leaves")
-    name = f"{_identity(function, isa)}.cpp"
-    return pieces.get(name, lambda p: p.write_text(leaves.generate(function, isa))).read_text()
+    return kept(_identity(function, isa), lambda: leaves.generate(function, isa))
 
 
 def _identity(function: Function, isa: str) -> str:
-    """Names what `leaves.generate` is given, the function's name aside: equal leaves are generated once."""
-    text = function_lines(replace(function, name="leaf"))
-    generator = Path(leaves.__file__).read_text()
     options = sorted(map(str, leaves.options(isa, "").items()))
-    identity = "\0".join([*text, isa, torch.__version__, generator, *options, *inductor_settings()])
-    return hashlib.sha256(identity.encode()).hexdigest()[:32]
+    return identity_of(function, (leaves.__name__,), (isa, *options))
 
 
 def shim_names() -> set[str]:
@@ -99,14 +89,7 @@ def shim_names() -> set[str]:
 
 
 def _refuse_missing(function: Function, source: str) -> None:
-    """An operation that Inductor hands to libtorch, and that the runtime does not have, is an error here."""
     missing = set(re.findall(r"\b(aoti_torch_cpu_\w+)\s*\(", source)) - shim_names()
-    proxied = re.findall(r'proxy_executor_call_function\([^)]*"?([\w:.]+)?', source)
-    if missing or proxied:
-        names = sorted(n.removeprefix("aoti_torch_cpu_").removesuffix("_out") for n in missing)
-        raise BackendError(
-            "SPECC-E0405",
-            f"the runtime has no kernel for {', '.join(names) or 'an operation Inductor does not compile'}",
-            where=function.name,
-            cure="try --backend reference, and report the model's architecture",
-        )
+    if "proxy_executor_call_function(" in source:
+        missing.add("")
+    refuse_missing(function.name, missing, "", leaves.INSTEAD)

@@ -193,7 +193,9 @@ def _link(table: str, into: Path, isa: str, device: bool) -> tuple[str, ...]:
     """model.so and libspecc.so; returns what was written."""
     chain = Toolchain(isa)
     with chain.at_work() as start:
-        model = start([*chain.kernels(), *chain.graphs(table, device=device)])
+        model = start(
+            [*chain.kernels(), *chain.player("graphs", table, parts=["acl"] if device else [])]
+        )
         engine = start(chain.engine())
         model_objects, engine_objects = ([f.result() for f in part] for part in (model, engine))
     return chain.write(into, model_objects, engine_objects, static=False)

@@ -54,7 +54,8 @@ class TvmBackend:
                     lowered(f, device.isa) for f in packed.functions.values() if f.role is Role.LEAF
                 ]
             table = leaf_table(leaves, device.isa)
-            model += start(chain.tvm(table, [Path(p) for p in tvm_ffi.libinfo.include_paths()]))
+            include = [Path(p) for p in tvm_ffi.libinfo.include_paths()]
+            model += start(chain.player("tvm", table, include=include))
             with progress.phase(f"compile for {device.isa}"):
                 objects = _objects(leaves, device.isa)
                 model_objects, engine_objects = (

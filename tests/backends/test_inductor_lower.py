@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from specc.backends import pack_weights
+from specc.backends.cuda import lower as cuda
 from specc.backends.inductor import leaves, lower
+from specc.backends.inductor_leaf import code_behind
 from specc.ir import Encoding, Function, Role, SpeculativeProgram, TensorType, Weight
 from specc.ir.dialect import ops
 from specc.ir.graphs import Builder
@@ -45,6 +49,40 @@ def test_what_inductor_is_told_tells_leaves_apart(monkeypatch: pytest.MonkeyPatc
     changed = lambda isa, folder: options(isa, folder) | {"cpp.threads": 2}  # noqa: E731
     monkeypatch.setattr(leaves, "options", changed)
     assert _identity(_minus("x", "y")) != before
+
+
+@pytest.fixture
+def edit(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """Makes one of specc's modules read as if somebody had changed it."""
+    read = Path.read_text
+
+    def edited(module: str) -> None:
+        def text(path: Path, *args: Any) -> str:
+            return read(path, *args) + "# edited\n" * path.as_posix().endswith(f"/{module}.py")
+
+        monkeypatch.setattr(Path, "read_text", text)
+        code_behind.cache_clear()
+
+    yield edited
+    monkeypatch.undo()
+    code_behind.cache_clear()
+
+
+@pytest.mark.parametrize("identity", [lower._identity, cuda._identity], ids=["cpu", "cuda"])
+def test_an_edit_of_what_generates_leaves_tells_them_apart(
+    identity: Callable[[Function, str], str], edit: Callable[[str], None]
+) -> None:
+    """And one of anything else does not."""
+    own = ["inductor/shims"] if identity is lower._identity else ["cuda/fakes", "cuda/kernels"]
+    before = identity(_minus("x", "y"), "x86-64-v3")
+    edit("toolchain")
+    assert identity(_minus("x", "y"), "x86-64-v3") == before
+    found = {before}
+    modules = ["exported_leaf", "inductor_leaf", "ir/dialect", "ir/graphs", *own]
+    for module in modules:
+        edit(module)
+        found.add(identity(_minus("x", "y"), "x86-64-v3"))
+    assert len(found) == 1 + len(modules)
 
 
 def test_generated_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
