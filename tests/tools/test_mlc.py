@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ import pytest
 
 from specc.backends.tvm.mlc.configs import MODES
 from specc.cli import main
-from specc.errors import UsageError
+from specc.errors import ModelError, UsageError
 from specc.ir import ModelInfo, SpeculativeProgram
 from specc.ir.importers.source import ImportedModel
 from specc.judge import check_request
@@ -87,6 +89,21 @@ def test_a_short_context_makes_chunks_as_short(tiny_model: Path, tmp_path: Path)
         compile_folder(drafting, SilentProgress())
     assert (refused.value.code, refused.value.found) == ("SPECC-E0103", "4")
     assert not (tmp_path / "o").exists()
+
+
+def test_a_drafter_of_a_shorter_context_is_refused(tiny_model: Path, tmp_path: Path) -> None:
+    shutil.copytree(tiny_model, tmp_path / "short")
+    config = json.loads((tiny_model / "config.json").read_text())
+    (tmp_path / "short/config.json").write_text(
+        json.dumps({**config, "max_position_embeddings": 24})
+    )
+    drafting = request(
+        model=str(tiny_model), output=tmp_path / "o", method="draft_model", drafter=str(tmp_path / "short"),
+        max_model_len=32,
+    )  # fmt: skip
+    with pytest.raises(ModelError, match="SPECC-E0232") as refused:
+        compile_folder(drafting, SilentProgress())
+    assert refused.value.found == "24"
 
 
 def test_a_method_must_be_named() -> None:
