@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from specc.backends.cuda import kernels as _kernels
-from specc.errors import BackendError
+from specc.backends.cuda.refusal import refusal
 from specc.ir import Function, Role, SpeculativeProgram, TensorType
 from specc.ir.dialect import ops
 from specc.ir.graphs import Builder, copy_graph, type_of
@@ -40,13 +40,6 @@ def cuda_form(program: SpeculativeProgram) -> SpeculativeProgram:
         for f in program.functions.values()
     ]
     return program.replacing(*functions).with_functions(*outliner.leaves.values())
-
-
-def refusal(what: str, where: str, cure: str = "compile with --device cpu") -> BackendError:
-    """What CUDA has no form for."""
-    return BackendError(
-        "SPECC-E0452", f"--device cuda has no form of {what}", where=where, cure=cure
-    )
 
 
 def _leaf(function: Function) -> Function:

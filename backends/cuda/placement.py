@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 
-from specc.backends.cuda.forms import refusal
+from specc.backends.cuda.refusal import refusal
 from specc.backends.plan import Instruction, Plan, Value
 
 UPLOAD, FETCH = "cuda.upload", "cuda.fetch"

@@ -167,3 +167,26 @@ def test_table_lines_up() -> None:
 
     rows: Any = [("", "tokens/s"), ("plain", "9.5"), ("K=2", "10.25")]
     assert output.table(rows) == "         tokens/s\n  plain       9.5\n  K=2       10.25"
+
+
+@pytest.mark.parametrize(
+    ("package", "arguments", "code", "extra"),
+    [
+        ("triton", ("--device", "cuda:sm_90"), "SPECC-E0451", "cuda"),
+        ("tvm", ("--backend", "tvm"), "SPECC-E0444", "tvm"),
+        ("tvm", ("--format", "mlc"), "SPECC-E0444", "tvm"),
+        ("onnx", ("--device", "onnx"), "SPECC-E0427", "onnx"),
+    ],
+)
+def test_a_package_that_is_not_installed_is_named(
+    package: str, arguments: tuple[str, ...], code: str, extra: str
+) -> None:
+    """In a process of its own, where importing the package fails: `pip install -e .` has none of them."""
+    words = ["compile", "nowhere", "--method", "none", *arguments, "-o", "out"]
+    script = f"import sys; sys.modules[{package!r}] = None\nfrom specc.cli import main\nsys.exit(main({words!r}))"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+    assert done.returncode in (1, 2)
+    assert code in done.stderr
+    assert f"pip install 'specc-compiler[{extra}]'" in done.stderr

@@ -81,6 +81,8 @@ def main(
     ):  # fmt: skip
         if given and flag not in DISTILLED[method]:
             raise flags.conflict(f"{flag} has no meaning for --method {method}", "leave it out")
+    if init is not None and not (init / "config.json").is_file():
+        raise flags.bad_value("--init", "a folder with a drafter's config.json", init)
     if init is not None and draft_vocab_size is not None:
         raise flags.conflict("--draft-vocab-size is that of --init", "leave one out")
     if corpus is not None and tokens is not None:

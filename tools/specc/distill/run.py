@@ -132,6 +132,7 @@ def distill(request: DistillRequest, progress: Progress) -> DistillReport:
     corpus = request.corpus or request.work / "corpus.jsonl"
     with progress.phase(f"load {request.target}"):
         teacher = load_teacher(request.target, request.dtype)
+    first = request.init and read_beginning(request.init, request.method, teacher)
     if request.corpus is None:
         with progress.phase("the target writes"):
             write_corpus(request, teacher, corpus, progress)
@@ -139,7 +140,6 @@ def distill(request: DistillRequest, progress: Progress) -> DistillReport:
     with progress.phase("features"):
         write_features(teacher, corpus, folder, taps, progress)
     shards = shards_in(folder)
-    first = request.init and read_beginning(request.init, request.method, teacher)
     ids = _vocabulary(request, teacher, shards, first.ids if first else None)
     torch.manual_seed(request.plan.seed)
     student = MAKERS[request.method](request, teacher, ids)
