@@ -17,9 +17,8 @@ from specc.backends.plan import Plan
 from specc.ir import Packing, SpeculativeProgram, WeightStore
 from specc.ir.arena import CANARY, PAGE, Arena
 from specc.ir.types import TensorType, itemsize
+from specc.runtime.manifest import MODEL_ABI, SCHEMA_VERSION
 
-SCHEMA_VERSION = 1
-MODEL_ABI = 1
 WEIGHTS = "weights.safetensors"
 MANIFEST = "manifest.json"
 

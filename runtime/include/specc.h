@@ -140,8 +140,9 @@ typedef size_t (*specc_mask_fn)(void* user, const int64_t* committed, size_t pro
                                 size_t n_drafts, uint32_t* mask, size_t words);
 SPECC_API specc_result specc_session_set_mask(specc_session*, specc_mask_fn, void* user);
 /* A drafter of the caller: proposes up to `k` tokens that may follow the committed ids, returns how many it wrote.
- * Overrides the artifact's own drafter where that runs on the host (none, ngram, suffix, mtp:structure); where the artifact drafts in its
- * graph, it stands beside that, see draft_source. Proposing nothing leaves the round without drafts, or to the graph. */
+ * It takes the place of the artifact's own drafter where that runs on the host (none, ngram, suffix, mtp:structure). Where
+ * the artifact drafts in its graph and its rounds come in pieces, it stands beside that, see draft_source; others refuse it.
+ * Proposing nothing leaves the round without drafts, or to the graph. */
 typedef size_t (*specc_drafter_fn)(void* user, const int64_t* committed, size_t count, size_t k, int64_t* draft);
 SPECC_API specc_result specc_session_set_drafter(specc_session*, specc_drafter_fn, void* user);
 

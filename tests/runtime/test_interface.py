@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from specc.runtime import native, session
+from specc.runtime.manifest import MODEL_ABI
 
 RUNTIME = Path(__file__).parents[2] / "runtime"
 
@@ -41,3 +42,8 @@ def test_a_change_has_another_version() -> None:
 def test_python_asks_for_what_there_is() -> None:
     assert {*session.COUNTS, *session.NUMBERS} <= statistics()
     assert set(native.PROTOTYPES) <= set(re.findall(r"\b(specc_\w+)\(", surface()))
+
+
+def test_the_border_to_models_has_one_version() -> None:
+    (version,) = re.findall(r"#define SPECC_MODEL_ABI (\d+)u", _text("include/specc_model.h"))
+    assert int(version) == MODEL_ABI
