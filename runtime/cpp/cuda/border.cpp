@@ -6,9 +6,8 @@
 #include <string>
 #include <utility>
 
-#include "core/error.h"
-#include "error.h"
 #include "gpu.h"
+#include "recorded.h"
 
 namespace specc {
 namespace {
@@ -16,21 +15,6 @@ namespace {
 constexpr int kMost = 64;  // values that go up or down at once
 
 Gpu* gpu = nullptr;  // closed by the engine, never by an exit: the driver may be gone by then
-
-// Runs what may throw, and records its text.
-template <class Body>
-Status recorded(Body&& body) noexcept {
-  try {
-    body();
-    return kOk;
-  } catch (const Error& error) {
-    return fail("%s", error.what());
-  } catch (const std::bad_alloc&) {
-    return fail("SPECC-E0608 out of memory");
-  } catch (const std::exception& error) {
-    return fail("%s", error.what());
-  }
-}
 
 Block* block_of(const Storage* storage) { return static_cast<Block*>(storage->device); }
 

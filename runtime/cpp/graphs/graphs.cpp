@@ -8,8 +8,7 @@
 #include <vector>
 
 #include "cache.h"
-#include "core/error.h"
-#include "error.h"
+#include "recorded.h"
 
 namespace specc {
 namespace {
@@ -26,21 +25,6 @@ struct Pending {
   Storage* storage = nullptr;
 };
 std::vector<Pending> pending;
-
-// Runs what may throw, and records its text.
-template <class Body>
-Status recorded(Body&& body) noexcept {
-  try {
-    body();
-    return kOk;
-  } catch (const Error& error) {
-    return fail("%s", error.what());
-  } catch (const std::bad_alloc&) {
-    return fail("SPECC-E0608 out of memory");
-  } catch (const std::exception& error) {
-    return fail("%s", error.what());
-  }
-}
 
 Status check_value(const specc_graph& graph, int32_t index, const Tensor* given) {
   const specc_graph_value& wanted = graph.in[index];

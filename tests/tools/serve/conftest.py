@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,9 +12,7 @@ import openai
 import pytest
 
 from specc.runtime import Artifact
-
-# Whoever imports torch gets an ImportError.
-_SERVE = "import sys; sys.modules['torch'] = None; from specc.cli import main; sys.exit(main())"
+from tests.tools.serve.processes import started
 
 
 @dataclass(frozen=True)
@@ -37,23 +33,13 @@ class Server:
 
 @contextmanager
 def running(artifact: Path, *flags: object) -> Iterator[Server]:
-    command = [sys.executable, "-c", _SERVE, "serve", artifact, "--port", 0, "--json", *flags]
-    process = subprocess.Popen(
-        [str(part) for part in command], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-        text=True,
-    )  # fmt: skip
-    try:
-        assert process.stdout is not None
-        told = json.loads(process.stdout.readline())
+    with started("serve", artifact, "--port", 0, *flags) as (process, told):
         server = Server(process, told["url"], told["model"], told["slots"])
         try:
             yield server
         finally:
             for client in server.clients:
                 client.close()
-    finally:
-        process.kill()
-        process.communicate()
 
 
 @pytest.fixture(scope="module")
