@@ -153,6 +153,10 @@ def test_inspect_finds_damage(
     assert run(capsys, "inspect", art)[0] == 0
     code, out, _ = run(capsys, "inspect", art, "--verify-hash", "--json")
     assert (code, json.loads(out)["problems"]) == (1, ["SPECC-E0505 model.so was altered"])
+    code, _, told = run(capsys, "verify", str(art), "--no-eager")
+    assert code == 1
+    assert "SPECC-E0505" in told
+    assert "model.so was altered" in told
     (art / "weights.safetensors").unlink()
     code, out, _ = run(capsys, "inspect", art)
     assert code == 1

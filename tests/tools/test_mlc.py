@@ -62,8 +62,9 @@ def test_methods_that_mlc_cannot_express_are_refused_with_the_way_through(method
 )  # fmt: skip
 def test_flags_that_have_no_meaning_there_are_refused(change: dict[str, Any], flag: str) -> None:
     error = refusal(**change)
-    assert error.code == "SPECC-E0114"
+    assert error.code == "SPECC-E0104"
     assert error.what.startswith(flag)
+    assert error.cure == f"leave out {flag}"
 
 
 def test_what_the_engine_would_hang_on_is_refused() -> None:

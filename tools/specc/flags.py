@@ -95,7 +95,8 @@ def options(flag: str, text: str) -> dict[str, float]:
 def tree(flag: str, text: str) -> int | tuple[tuple[int, ...], ...]:
     """How many nodes, or which: `24`, or paths of ranks, as in `[(0,), (1,), (0, 0)]`, vLLM's form."""
     expected = (
-        f"a number from 1 to {MOST_NODES}, or up to as many paths, as in [(0,), (1,), (0, 0)]"
+        f"a number from 1 to {MOST_NODES} (32 for drafts found in the text), or up to as many paths, "
+        "as in [(0,), (1,), (0, 0)], for trained drafters"
     )
     wrong = bad_value(flag, expected, text if len(text) < 80 else text[:77] + "...")
     if text.strip().isdecimal():

@@ -147,9 +147,11 @@ def _check_format(request: CompileRequest) -> None:
     }  # fmt: skip
     for flag, there in given.items():
         if there:
-            raise flags.refused_by_mlc(
-                f"{flag} has no meaning for --format mlc", expected=f"no {flag}"
-            )
+            told = f"--mlc-target {request.mlc_target}" if flag == "--isa" else f"--format {MLC}"
+            raise flags.conflict(
+                f"{flag} has no such value with {told}", f"leave out {flag}",
+                expected=f"--quant {' or '.join(TVM_QUANTS)}" if flag == "--quant" else f"no {flag}",
+            )  # fmt: skip
     _check_mlc_length(request)
 
 

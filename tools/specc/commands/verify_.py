@@ -10,7 +10,9 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from specc import flags, output, prompts
+from specc.commands.inspect_ import check_files
 from specc.engines import open_compiled
+from specc.errors import ArtifactError
 from specc.flags import Json, Switch
 from specc.original import load_original
 from specc.progress import SilentProgress, TerminalProgress
@@ -35,9 +37,10 @@ def main(
 ) -> int:
     """Compare an artifact with plain decoding and with the original model.
 
-    Greedy tokens of every K, of adaptive K and of planted drafts must be those of plain decoding;
-    those of plain decoding must be the original model's. Exit code 1 on a mismatch. Quantised
-    weights are another model: how many tokens the original agrees with is then told, and no fault.
+    Its files must be those that were compiled. Greedy tokens of every K, of adaptive K and of
+    planted drafts must be those of plain decoding; those of plain decoding must be the original
+    model's. Exit code 1 on a mismatch. Quantised weights are another model: how many tokens the
+    original agrees with is then told, and no fault.
 
     Example: specc verify smol.specc --prompts prompts.txt
 
@@ -62,6 +65,11 @@ def main(
         raise flags.conflict("--model has no meaning with --no-eager", "leave one of them out")
     asked = prompts.from_file(prompts_file) if prompts_file else prompts.built_in()
     manifest = Manifest.read(artifact)
+    if problems := check_files(manifest, artifact, hashes=True):
+        raise ArtifactError(
+            "SPECC-E0505", "the artifact's files are not those that were compiled", where=str(artifact),
+            found="; ".join(p.removeprefix("SPECC-E0505 ") for p in problems), cure="copy the artifact again",
+        )  # fmt: skip
     progress = SilentProgress() if json else TerminalProgress()
     reference = load_original(manifest, model, progress) if eager else None
     limits = Limits(max_tokens, ignore_eos, margin)

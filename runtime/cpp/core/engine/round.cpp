@@ -180,7 +180,7 @@ Session::Execution Session::execute(const Round& round) {
   if (accepted == -1) {
     throw Error(Code::NotANumber, "the model computed a NaN")
         .where("position " + std::to_string(n))
-        .cure("check the checkpoint, and the dtype it was compiled to");
+        .cure("run specc verify, which finds damaged files; check the checkpoint, and the dtype it was compiled to");
   }
   const int64_t* tokens = frame_.integers(*round.plan, round.tokens_output, round.draft_length + 1);
   const int64_t vocab_size = artifact_->manifest().model.vocab_size;

@@ -61,7 +61,7 @@ Row Rules::row_of(const float* logits, bool filtered) {
   const Best best = greedy_part(logits, 0, static_cast<int64_t>(vocab_size_));
   if (best.any_nan) {
     throw Error(Code::NotANumber, "the model computed a NaN")
-        .cure("check the checkpoint, and the dtype it was compiled to");
+        .cure("run specc verify, which finds damaged files; check the checkpoint, and the dtype it was compiled to");
   }
   Row row{logits, vocab_size_, static_cast<float>(best.value), best.token, params_.temperature, nullptr};
   if (!(row.highest > -__builtin_inff())) {
