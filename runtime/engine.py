@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes as c
-import hashlib
 import platform
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +14,7 @@ from typing import Protocol, Self
 from specc.errors import ArtifactError, RequestError
 from specc.runtime import native
 from specc.runtime.graphs import GraphRunner, device_runs, require_onnxruntime, runner_for
-from specc.runtime.manifest import Manifest
+from specc.runtime.manifest import Manifest, read_file
 from specc.runtime.session import ADAPTIVE, Option, Session
 from specc.runtime.stats import Stats
 
@@ -203,24 +202,11 @@ def _own_library(path: Path, manifest: Manifest) -> Path:
 
     Mapping a truncated library would kill the process, not raise.
     """
-    library, entry = path / LIBRARY, manifest.files.get(LIBRARY)
+    entry = manifest.files.get(LIBRARY)
     if entry is None:
         raise ArtifactError(
             "SPECC-E0502", f"the manifest lists no {LIBRARY}", where=str(path),
             cure="compile the artifact again",
         )  # fmt: skip
-    try:
-        data = library.read_bytes()
-    except OSError as error:
-        raise ArtifactError(
-            "SPECC-E0505", "a file of the artifact is missing", where=str(library),
-            found=error.strerror or str(error), cure="copy the artifact again",
-        ) from error  # fmt: skip
-    digest = hashlib.sha256(data).hexdigest()
-    if len(data) != entry.bytes or digest != entry.sha256:
-        raise ArtifactError(
-            "SPECC-E0505", "a file of the artifact is truncated or altered", where=str(library),
-            expected=f"{entry.bytes} bytes, sha256 {entry.sha256}",
-            found=f"{len(data)} bytes, sha256 {digest}", cure="copy the artifact again",
-        )  # fmt: skip
-    return library
+    read_file(path, entry)
+    return path / LIBRARY

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -128,6 +129,26 @@ class FileEntry:
     path: str
     bytes: int
     sha256: str
+
+
+def read_file(artifact: Path, entry: FileEntry) -> bytes:
+    """What a file holds, if that is what the manifest lists. Raises ArtifactError (SPECC-E0505)."""
+    file = artifact / entry.path
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        raise ArtifactError(
+            "SPECC-E0505", "a file of the artifact is missing", where=str(file),
+            found=error.strerror or str(error), cure="copy the artifact again",
+        ) from error  # fmt: skip
+    digest = hashlib.sha256(data).hexdigest()
+    if len(data) != entry.bytes or digest != entry.sha256:
+        raise ArtifactError(
+            "SPECC-E0505", "a file of the artifact has another hash or size than the manifest says", where=str(file),
+            expected=f"{entry.bytes} bytes, sha256 {entry.sha256}",
+            found=f"{len(data)} bytes, sha256 {digest}", cure="copy the artifact again",
+        )  # fmt: skip
+    return data
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import warnings
 from collections.abc import Iterator, Sequence
@@ -18,7 +17,7 @@ from specc.backends.reference.memory import Memory
 from specc.errors import ArtifactError, ModelError, RequestError
 from specc.ir.importers.pt2_archive import check_archive
 from specc.ir.weights import WeightStore
-from specc.runtime.manifest import FileEntry, Manifest
+from specc.runtime.manifest import FileEntry, Manifest, read_file
 
 _OPERATIONS: dict[str, Any] = {entry: op for op, (entry, _) in BUILT_INS.items()}
 
@@ -169,14 +168,7 @@ def _leaf(path: Path, entry: FileEntry) -> Any:
 
     An artifact comes from anywhere, and so does the manifest that vouches for its files.
     """
-    file = path / entry.path
-    content = file.read_bytes()
-    if (len(content), hashlib.sha256(content).hexdigest()) != (entry.bytes, entry.sha256):
-        raise ArtifactError(
-            "SPECC-E0505", "a file of the artifact has another hash or size than the manifest says", where=str(file),
-            expected=f"{entry.bytes} bytes, sha256 {entry.sha256}", found=f"{len(content)} bytes",
-            cure="compile the artifact again, or copy it again",
-        )  # fmt: skip
+    file, content = path / entry.path, read_file(path, entry)
     try:
         check_archive(file, content, ours=True)
     except ModelError as error:

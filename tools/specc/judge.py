@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from specc import flags, servers, trained
 from specc.device_names import ASCEND, CUDA, ONNX, check_device_name, kind_of
 from specc.method_table import (
     AUTO,
+    CALIBRATED,
     METHODS,
     MLC_METHODS,
     ON_HOST,
@@ -45,8 +46,8 @@ TVM_QUANTS = ("none", "bf16")
 
 OPSETS = (11, 18)
 MOST_CHUNK = 512
-HOST_DRAFTERS = ("ngram", "suffix")
-"""What can stand beside a drafter in the graph."""
+BESIDE_A_GRAPH = ("ngram", "suffix")
+"""Drafters on the host that can stand beside one in the graph."""
 
 _IN_THE_GRAPH = by(Drafts.GRAPH)
 
@@ -76,9 +77,7 @@ def check_request(request: CompileRequest) -> None:
     _check_host_drafter(request)
     flags.at_least("--draft-vocab-size", request.draft_vocab_size, 0)
     _only_for("--draft-vocab-size", request.draft_vocab_size or None, request, *_IN_THE_GRAPH)
-    measured = (
-        _IN_THE_GRAPH if request.draft_vocab_size else ("layerskip", "eagle:adaptive", STRUCTURE)
-    )
+    measured = _IN_THE_GRAPH if request.draft_vocab_size else CALIBRATED
     _only_for("--calibration", request.calibration, request, *measured)
     if request.method == "draft_model" and request.drafter is None:
         raise flags.conflict("draft_model needs a model that drafts", "add --drafter MODEL")
@@ -137,22 +136,18 @@ def _check_format(request: CompileRequest) -> None:
             f"MLC's engine cannot express --method {request.method}", expected=expected,
             found=TABLE[request.method].not_in_mlc,
         )  # fmt: skip
-    given = {
-        "--device": request.device != "cpu", "--backend": request.backend not in (None, TVM),
-        "--tree": request.tree is not None, "--host-drafter": request.host_drafter is not None,
-        "--drafter-options": bool(request.drafter_options), "--quant": request.quant not in TVM_QUANTS,
-        "--kv-cache-dtype": request.kv_cache_dtype not in ("auto", "f32"), "--kv-arena": request.kv_arena != "auto",
-        "--draft-vocab-size": request.draft_vocab_size > 0, "--static": request.static,
-        "--isa": request.isa != "native" and request.mlc_target != "host",
-    }  # fmt: skip
-    for flag, there in given.items():
-        if there:
-            told = f"--mlc-target {request.mlc_target}" if flag == "--isa" else f"--format {MLC}"
-            raise flags.conflict(
-                f"{flag} has no such value with {told}", f"leave out {flag}",
-                expected=f"--quant {' or '.join(TVM_QUANTS)}" if flag == "--quant" else f"no {flag}",
-            )  # fmt: skip
+    _check_mlc_limits(f"--format {MLC}", request, _MLC)
+    if request.mlc_target != "host":
+        _check_mlc_limits(f"--mlc-target {request.mlc_target}", request, {"isa": ("native",)})
     _check_mlc_length(request)
+
+
+def _check_mlc_limits(where: str, request: CompileRequest, limits: Limits) -> None:
+    for flag, _, _ in _outside(request, limits):
+        raise flags.conflict(
+            f"{flag} has no such value with {where}", f"leave out {flag}",
+            expected=f"--quant {' or '.join(TVM_QUANTS)}" if flag == "--quant" else f"no {flag}",
+        )  # fmt: skip
 
 
 def _check_mlc_length(request: CompileRequest) -> None:
@@ -174,7 +169,7 @@ def _check_mlc_length(request: CompileRequest) -> None:
 def _check_host_drafter(request: CompileRequest) -> None:
     """Beside a drafter in the graph, one that finds drafts in the text; and the options of either way to have one."""
     if request.host_drafter is not None:
-        flags.one_of("--host-drafter", request.host_drafter, HOST_DRAFTERS)
+        flags.one_of("--host-drafter", request.host_drafter, BESIDE_A_GRAPH)
         _only_for("--host-drafter", request.host_drafter, request, *_IN_THE_GRAPH, *TRAINED)
         for flag, other in (
             ("--device", request.device != "cpu"),
@@ -226,18 +221,30 @@ _DEVICES: Mapping[str, Limits] = {
     ONNX: _GRAPHS,
     ASCEND: _GRAPHS,
 }  # fmt: skip
+_MLC: Limits = {
+    "device": ("cpu",), "backend": (None, TVM), "tree": (None,), "host_drafter": (None,), "drafter_options": ({},),
+    "quant": TVM_QUANTS, "kv_cache_dtype": ("auto", "f32"), "kv_arena": ("auto",), "draft_vocab_size": (0,),
+    "static": (False,),
+}  # fmt: skip
 _BACKENDS: Mapping[str, Limits] = {TVM: {"quant": TVM_QUANTS}, REFERENCE: {"static": (False,)}}
 
 
-def _check_limits(where: str, request: CompileRequest, limits: Limits) -> None:
+def _outside(
+    request: CompileRequest, limits: Limits
+) -> Iterator[tuple[str, object, tuple[object, ...]]]:
+    """Flags with a value that is not among those that there are, and both."""
     for name, known in limits.items():
-        value, flag = getattr(request, name), "--" + name.replace("_", "-")
-        if value not in known:
-            allowed = " or ".join(str(k) for k in known if k)
-            raise flags.conflict(
-                f"{where} has no {flag} {'' if value is True else value}".rstrip(), f"leave out {flag}",
-                expected=f"{flag} {allowed}" if allowed else "",
-            )  # fmt: skip
+        if (value := getattr(request, name)) not in known:
+            yield "--" + name.replace("_", "-"), value, known
+
+
+def _check_limits(where: str, request: CompileRequest, limits: Limits) -> None:
+    for flag, value, known in _outside(request, limits):
+        allowed = " or ".join(str(k) for k in known if k)
+        raise flags.conflict(
+            f"{where} has no {flag} {'' if value is True else value}".rstrip(), f"leave out {flag}",
+            expected=f"{flag} {allowed}" if allowed else "",
+        )  # fmt: skip
 
 
 def _check_shards(request: CompileRequest) -> None:

@@ -76,6 +76,7 @@ def by(*drafts: Drafts) -> tuple[str, ...]:
 
 
 ON_HOST, TRAINED = by(Drafts.TEXT), by(Drafts.TRAINED)
+CALIBRATED = tuple(name for name, method in TABLE.items() if method.calibrated)
 MLC_METHODS = tuple(name for name, method in TABLE.items() if not method.not_in_mlc)
 
 
