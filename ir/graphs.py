@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -135,6 +135,14 @@ class Builder:
     def state(self, name: str, type_: TensorType) -> fx.Node:
         """A reference to a state buffer; one node per buffer."""
         return self._refer(STATE + name, type_)
+
+    def taken(self, node: fx.Node, values: Mapping[fx.Node, fx.Node]) -> fx.Node:
+        """What `node` of another graph is here: the same weight or state, or what `values` has for it."""
+        if (weight := weight_name(node)) is not None:
+            return self.weight(weight, type_of(node))
+        if (state := state_name(node)) is not None:
+            return self.state(state, type_of(node))
+        return values[node]
 
     def _refer(self, target: str, type_: TensorType) -> fx.Node:
         if target not in self._references:

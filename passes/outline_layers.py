@@ -10,9 +10,8 @@ from torch import fx
 
 from specc.ir import Role, SpeculativeProgram
 from specc.ir.dialect import ops
-from specc.ir.graphs import Builder, has_effect, state_name, type_of, weight_name
+from specc.ir.graphs import Builder, has_effect, type_of
 from specc.ir.program import Function
-from specc.ir.types import TensorType
 from specc.passes.base import Pass, PassResult, need, promise, same
 from specc.passes.replay import mark
 from specc.passes.segments import Segment, cut, outline
@@ -60,7 +59,7 @@ class OutlineLayers(Pass):
         leaves: dict[str, Function] = {}
         for segment in segments:
             leaf = self._leaf(segment, leaves)
-            args = [self._argument(builder, source, values) for source in segment.inputs]
+            args = [builder.taken(source, values) for source in segment.inputs]
             results = builder.call(leaf, args)
             mark(results[0], segment.part, segment.layer)
             values.update(zip(segment.outputs, results, strict=True))
@@ -90,12 +89,3 @@ class OutlineLayers(Pass):
             return leaves.setdefault(name, Function(name, Role.LEAF, graph, segment.output_names))
         kind = f"{self.prefix}layer.{segment.kind}"
         return leaves.setdefault(kind, Function(kind, Role.LEAF, graph, segment.output_names))
-
-    @staticmethod
-    def _argument(builder: Builder, source: fx.Node, values: dict[fx.Node, fx.Node]) -> fx.Node:
-        type_: TensorType = type_of(source)
-        if (weight := weight_name(source)) is not None:
-            return builder.weight(weight, type_)
-        if (state := state_name(source)) is not None:
-            return builder.state(state, type_)
-        return values[source]

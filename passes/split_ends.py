@@ -11,7 +11,7 @@ from torch import fx
 
 from specc.errors import PassError
 from specc.ir import Function, Role, SpeculativeProgram, TensorType
-from specc.ir.graphs import Builder, results_of, state_name, type_of, weight_name
+from specc.ir.graphs import Builder, results_of, type_of
 from specc.ir.infer import infer_types
 from specc.passes.base import Pass, PassResult, need, promise
 from specc.passes.replay import Part, mark, parts_of
@@ -153,18 +153,10 @@ class _Piece:
         self, builder: Builder, first: fx.Node | None, values: dict[fx.Node, fx.Node]
     ) -> list[fx.Node]:
         """Append a call; `values` has the target's values in the new function."""
-        args = [_copied(builder, n, values) for n in self.passed]
+        args = [builder.taken(n, values) for n in self.passed]
         results = builder.call(self.function, [*([first] if first is not None else []), *args])
         mark(results[0], self.part.part, self.part.layer)
         return results
-
-
-def _copied(builder: Builder, node: fx.Node, values: dict[fx.Node, fx.Node]) -> fx.Node:
-    if (weight := weight_name(node)) is not None:
-        return builder.weight(weight, type_of(node))
-    if (state := state_name(node)) is not None:
-        return builder.state(state, type_of(node))
-    return values[node]
 
 
 def _end(name: str, piece: _Piece, taken: str, type_: TensorType) -> Function:
@@ -187,7 +179,7 @@ def _middle(
     _bind(values, places.part, places.call(builder, x, values))
     for layer in layers:
         leaf = program.functions[str(layer.node.target)]
-        results = builder.call(leaf, [_copied(builder, n, values) for n in _passed(layer)])
+        results = builder.call(leaf, [builder.taken(n, values) for n in _passed(layer)])
         mark(results[0], layer.part, layer.layer)
         _bind(values, layer, results)
     (result,) = norm.call(builder, None, values)

@@ -10,6 +10,10 @@ constexpr double kStep = 0.75;
 
 }  // namespace
 
+void copy_on(const int64_t* tokens, size_t count, size_t after, size_t k, int64_t* draft) {
+  for (size_t j = 0; j < k; ++j) draft[j] = after + j < count ? tokens[after + j] : draft[after + j - count];
+}
+
 void Continuations::reserve(size_t ways, size_t steps) {
   nodes_.reserve(ways * steps + 1);
   order_.reserve(ways * steps);

@@ -7,6 +7,11 @@
 
 namespace specc {
 
+constexpr size_t kWaySteps = 64;  // of a way that a tree merges, at most
+
+// What followed the place before `after`; where the copy reaches the end of the text it goes on with its own beginning.
+void copy_on(const int64_t* tokens, size_t count, size_t after, size_t k, int64_t* draft);
+
 // Ways that begin alike share nodes, and a node weighs what the ways through it weigh together, less with every step.
 // So no node weighs as much as its parent, and the heaviest are a tree.
 class Continuations {

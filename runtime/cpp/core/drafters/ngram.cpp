@@ -13,18 +13,11 @@ constexpr size_t kMaxText = std::numeric_limits<uint32_t>::max();
 constexpr size_t kWays = 8;       // that a tree merges
 constexpr double kEarlier = 0.6;  // what a way weighs of the one before it
 constexpr size_t kLooked = 64;    // occurrences of one n that are looked at for them
-constexpr size_t kNgramSteps = 64;  // of a way, at most
-
-// What followed the occurrence before `after`; where the copy reaches the end of the text it goes on with its own
-// beginning.
-void copy_on(const int64_t* tokens, size_t count, size_t after, size_t k, int64_t* draft) {
-  for (size_t j = 0; j < k; ++j) draft[j] = after + j < count ? tokens[after + j] : draft[after + j - count];
-}
 
 }  // namespace
 
 NgramDrafter::NgramDrafter(size_t min, size_t max) : min_(min), tables_(max - min + 1) {
-  continuations_.reserve(kWays, kNgramSteps);
+  continuations_.reserve(kWays, kWaySteps);
 }
 
 void NgramDrafter::reserve(size_t tokens) {
@@ -103,7 +96,7 @@ size_t NgramDrafter::propose_tree(const int64_t* tokens, size_t count, size_t k,
   if (count > kMaxText) return 0;
   index(tokens, count);
   continuations_.clear();
-  const size_t steps = std::min(k, kNgramSteps);
+  const size_t steps = std::min(k, kWaySteps);
   double weight = 1;
   size_t ways = 0;
   for (size_t i = tables_.size(); i-- > 0 && ways < kWays;) {

@@ -7,7 +7,6 @@ namespace specc {
 namespace {
 
 constexpr size_t kSpans = 5;
-constexpr size_t kStructureSteps = 64;  // of a way, at most
 constexpr double kSharpness = 10;       // of the softmax over similarities
 
 double dot(const float* a, const float* b, size_t count) {
@@ -23,7 +22,7 @@ size_t structure_columns(size_t count, size_t width) {
 }
 
 StructureDrafter::StructureDrafter(StructureOptions options) : options_(options) {
-  continuations_.reserve(options_.max_matches, kStructureSteps);
+  continuations_.reserve(options_.max_matches, kWaySteps);
   matches_.reserve(options_.max_matches + 1);
 }
 
@@ -56,23 +55,21 @@ void StructureDrafter::find(const int64_t* tokens, size_t count) {
 size_t StructureDrafter::propose(const int64_t* tokens, size_t count, size_t k, int64_t* draft) {
   find(tokens, count);
   if (matches_.empty()) return 0;
-  const size_t after = matches_.front().place + 1;
-  for (size_t j = 0; j < k; ++j) draft[j] = after + j < count ? tokens[after + j] : draft[after + j - count];
+  copy_on(tokens, count, matches_.front().place + 1, k, draft);
   return k;
 }
 
 size_t StructureDrafter::propose_tree(const int64_t* tokens, size_t count, size_t k, int64_t* draft, int64_t* follows) {
   find(tokens, count);
   continuations_.clear();
-  const size_t steps = std::min(k, kStructureSteps);
+  const size_t steps = std::min(k, kWaySteps);
   double total = 0;
   const auto weight = [&](const Match& match) {
     return std::exp(kSharpness * (match.similarity - matches_.front().similarity));
   };
   for (const Match& match : matches_) total += weight(match);
   for (const Match& match : matches_) {
-    const size_t after = match.place + 1;
-    for (size_t j = 0; j < steps; ++j) draft[j] = after + j < count ? tokens[after + j] : draft[after + j - count];
+    copy_on(tokens, count, match.place + 1, steps, draft);
     continuations_.add(draft, steps, weight(match) / total);
   }
   return continuations_.heaviest(k, kSpans, draft, follows);
