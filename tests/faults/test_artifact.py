@@ -73,7 +73,10 @@ def test_b34_bench_says_where_time_goes_and_what_breaks_even(
     assert any(line.startswith("  break-even:") for line in lines)
     for k in ngram.manifest.num_speculative_tokens[1:]:
         (row,) = (line.split() for line in lines if line.startswith(f"  {k} "))
-        assert row[-1] == "loses"  # nothing is ever accepted
+        cost, given, word = row[2], row[3], row[-1]
+        assert given == "1.00"  # nothing is ever accepted
+        # (What a round costs is measured, and may come out below a plain one's where the machine is busy.)
+        assert cost == "1.00" or word == ("pays" if float(cost) < 1 else "loses")
     assert "plain" in lines[-1]
 
 
