@@ -315,7 +315,7 @@ def load(build: Path, folder: Path, **environment: str) -> str:
         capture_output=True,
         text=True,
         env=environment,
-        timeout=60,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

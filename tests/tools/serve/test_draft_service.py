@@ -261,7 +261,7 @@ def test_too_many_connections(client: DraftClient, artifact: Artifact, path: Pat
 def test_it_ends_in_order(client: DraftClient, path: Path) -> None:
     process = client.process  # type: ignore[attr-defined]
     process.terminate()
-    assert process.wait(10) == 0
+    assert process.wait(60) == 0
     assert not path.exists()
 
 

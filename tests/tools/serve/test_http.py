@@ -61,7 +61,7 @@ def metric(server: Server, name: str) -> float:
     return sum(map(float, found))
 
 
-def until(condition: Callable[[], bool], seconds: float = 10) -> bool:
+def until(condition: Callable[[], bool], seconds: float = 60) -> bool:
     end = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > end:
@@ -261,7 +261,7 @@ def test_a_client_that_goes_away_frees_its_slots(server: Server, stream: bool) -
     assert wire.sock is not None
     wire.sock.close()
     wire.close()
-    assert until(lambda: metric(server, "num_requests_running") == 0, 2)
+    assert until(lambda: metric(server, "num_requests_running") == 0)
     assert metric(server, "num_requests_waiting") == 0
     assert metric(server, "state_bytes") == 0
     assert metric(server, "generation_tokens_total") - made < 24 * 220
@@ -292,7 +292,7 @@ def test_clients_that_come_and_go_do_not_disturb_the_others(
         if number % 2 == 0:
             prompt = f"{PROMPT} {number}"
             assert tokens == said(artifact, prompt, 100, temperature=0.7, seed=number)[0]
-    assert until(lambda: metric(server, "num_requests_running") == 0, 2)
+    assert until(lambda: metric(server, "num_requests_running") == 0)
     assert metric(server, "num_requests_waiting") == metric(server, "state_bytes") == 0
 
 
@@ -439,6 +439,7 @@ def test_requests_that_take_too_long(start: Start) -> None:
             create(**asked)
         assert late.value.status_code == 504
         assert code_of(late.value) == "SPECC-E0711"
+        assert until(lambda: metric(server, "num_requests_waiting") == 0)  # (or the queue is full)
         with pytest.raises(openai.APIError, match="SPECC-E0711"):
             list(create(**asked, stream=True))
         assert until(lambda: metric(server, "num_requests_running") == 0)
@@ -459,7 +460,7 @@ def test_told_to_stop_it_finishes_what_it_began(start: Start) -> None:
         assert code_of(refused.value) == "SPECC-E0710"
         ended = [p.choices[0].finish_reason for p in stream if p.choices[0].finish_reason]
         assert ended == ["length"] * 40
-        assert server.process.wait(10) == 0
+        assert server.process.wait(60) == 0
 
 
 def test_told_twice_to_stop_it_does_not_wait(start: Start) -> None:
@@ -472,7 +473,7 @@ def test_told_twice_to_stop_it_does_not_wait(start: Start) -> None:
         server.process.send_signal(signal.SIGTERM)
         assert until(lambda: ask(server, "GET", "/ready")[0] == 503)
         server.process.send_signal(signal.SIGINT)
-        assert server.process.wait(5) == 0
+        assert server.process.wait(60) == 0
         stream.close()
 
 
@@ -486,4 +487,4 @@ def test_told_to_stop_at_once_it_says_so(start: Start) -> None:
         server.process.send_signal(signal.SIGTERM)
         with pytest.raises(openai.APIError, match="SPECC-E0710"):
             list(stream)
-        assert server.process.wait(10) == 0
+        assert server.process.wait(60) == 0
