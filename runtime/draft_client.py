@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import takewhile
-from pathlib import Path
 
 from specc.errors import SpeccError
 from specc.runtime import draft_frames as frames
+from specc.runtime.draft_address import Address
 from specc.runtime.draft_channel import Channel
 from specc.runtime.draft_frames import Frame, Kind, Vocabulary
 from specc.runtime.draft_health import PING_S, Health
@@ -50,14 +50,15 @@ class DraftClient:
     """
 
     def __init__(
-        self, path: Path, manifest: Manifest, *, deadline_s: float | None = None,
+        self, address: Address, manifest: Manifest, *, deadline_s: float | None = None,
         ping_s: float = PING_S,
     ) -> None:  # fmt: skip
         """Connect. `deadline_s`: of every draft; None takes it from what rounds cost and drafts gave.
 
-        Raises RequestError: SPECC-E0605 (no tokenizer here), E0719 (nobody answers), E0720 (it refuses).
+        Raises RequestError: SPECC-E0605 (no tokenizer here), E0719 (nobody answers), E0720 (it refuses); and what
+        Channel.connect raises for gRPC.
         """
-        self.path, self.counts = path, Counts()
+        self.address, self.counts = address, Counts()
         self.round_trip_s = 0.0  # of the last draft that came in time
         self._vocabulary = Vocabulary.of(manifest)
         self._fixed_s, self._ping_s = deadline_s, ping_s
@@ -69,8 +70,8 @@ class DraftClient:
         self._ended: deque[int] = deque()  # texts that the service was not told of yet
         self._health = Health()
         self._lock = threading.Lock()  # of _channel
-        self._channel: Channel | None = Channel.connect(path, self._vocabulary, CONNECT_S)
-        self._pings: Channel | None = Channel.connect(path, self._vocabulary, CONNECT_S)
+        self._channel: Channel | None = Channel.connect(address, self._vocabulary, CONNECT_S)
+        self._pings: Channel | None = Channel.connect(address, self._vocabulary, CONNECT_S)
         self._nonce = 0
         self._closing = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="specc-draft-pings", daemon=True)
@@ -264,7 +265,7 @@ class DraftClient:
             try:
                 answered = self._ping()
                 if answered and self._channel is None:
-                    channel = Channel.connect(self.path, self._vocabulary, self._ping_s)
+                    channel = Channel.connect(self.address, self._vocabulary, self._ping_s)
                     with self._lock:
                         self._channel = channel
                         self._late_in_a_row = self._passed = 0
@@ -285,7 +286,7 @@ class DraftClient:
 
     def _ping(self) -> bool:
         if self._pings is None:
-            self._pings = Channel.connect(self.path, self._vocabulary, self._ping_s)
+            self._pings = Channel.connect(self.address, self._vocabulary, self._ping_s)
         self._nonce += 1
         until = time.monotonic() + self._ping_s
         if not self._pings.send(frames.ping(self._nonce)):

@@ -9,9 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 from filelock import FileLock
+from hypothesis import HealthCheck, settings
 
 # Makes `tests.passes.toy` importable however pytest is started.
 sys.path.append(str(Path(__file__).parent.parent))
+# A busy machine is no fault of what is tested.
+settings.register_profile("specc", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("specc")
 torch.set_num_threads(1)  # tensors here are tiny, and threads that wait for each other spin
 
 CHAT_TEMPLATE = (

@@ -231,7 +231,7 @@ def side_by_side(
 def drafting(artifact: Path, /) -> int:
     """A draft service: the way there and back, with drafts and without; and deciding who drafts a round.
 
-    Prints JSON, in microseconds. `decision` by the number of rules, none of which holds.
+    Prints JSON, in microseconds. `decision` by the number of rules, none of which holds; `way` over a Unix socket.
 
     Example: python -m bench drafts small.specc
 
@@ -241,7 +241,11 @@ def drafting(artifact: Path, /) -> int:
     from bench.drafts import decision_us, way_us
 
     output.emit(
-        {"decision_us": {str(n): decision_us(n) for n in (3, 16, 64)}, "way_us": way_us(artifact)}
+        {
+            "decision_us": {str(n): decision_us(n) for n in (3, 16, 64)},
+            "way_us": way_us(artifact),
+            "grpc_way_us": way_us(artifact, socket="grpc://127.0.0.1:0"),
+        }
     )
     return output.EXIT_OK
 

@@ -12,8 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from specc.errors import RequestError
-from specc.runtime import Manifest
+from specc.runtime import Manifest, draft_address
 from specc.runtime import draft_frames as frames
+from specc.runtime.draft_address import Address
 from specc.runtime.draft_channel import Channel
 from specc.runtime.draft_client import CONNECT_S, DraftClient
 from specc.runtime.draft_frames import Vocabulary
@@ -36,13 +37,17 @@ def decision_us(rules: int, count: int = 2000) -> dict[str, float]:
     return _spread([1e6 * s for s in _times(decide, count)])
 
 
-def way_us(artifact: Path, count: int = 300) -> dict[str, dict[str, float]]:
+def way_us(
+    artifact: Path, count: int = 300, socket: str | None = None
+) -> dict[str, dict[str, float]]:
     """Microseconds to a service of `artifact` and back: a ping, and drafts of a text that grows by a token.
+
+    `socket`: where it listens; None is a Unix socket.
 
     Raises RequestError (SPECC-E0719) if the service does not start.
     """
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "drafts"
+        at = socket or str(Path(folder) / "drafts")
         command = [
             sys.executable,
             "-m",
@@ -50,36 +55,37 @@ def way_us(artifact: Path, count: int = 300) -> dict[str, dict[str, float]]:
             "draft-service",
             str(artifact),
             "--socket",
-            str(path),
+            at,
             "--json",
         ]
         with subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         ) as process:
             try:
-                return _measured(process, artifact, path, count)
+                return _measured(process, artifact, count)
             finally:
                 process.terminate()
 
 
 def _measured(
-    process: subprocess.Popen[bytes], artifact: Path, path: Path, count: int
+    process: subprocess.Popen[bytes], artifact: Path, count: int
 ) -> dict[str, dict[str, float]]:
     assert process.stdout is not None
-    if "socket" not in json.loads(process.stdout.readline() or b"{}"):
+    told = json.loads(process.stdout.readline() or b"{}")
+    if "socket" not in told:
         raise RequestError(
             "SPECC-E0719", "no draft service answers", where=str(artifact), found="it does not start",
             cure="start it first: specc draft-service ARTIFACT --socket PATH",
         )  # fmt: skip
-    manifest = Manifest.read(artifact)
-    found = {"ping": _ping(path, manifest, count)}
+    manifest, address = Manifest.read(artifact), draft_address.read(told["socket"])
+    found = {"ping": _ping(address, manifest, count)}
     for k in (1, 4, 8):
-        found[f"draft_{k}"] = _drafts(path, manifest, k, count)
+        found[f"draft_{k}"] = _drafts(address, manifest, k, count)
     return found
 
 
-def _ping(path: Path, manifest: Manifest, count: int) -> dict[str, float]:
-    channel = Channel.connect(path, Vocabulary.of(manifest), CONNECT_S)
+def _ping(address: Address, manifest: Manifest, count: int) -> dict[str, float]:
+    channel = Channel.connect(address, Vocabulary.of(manifest), CONNECT_S)
 
     def ask() -> None:
         channel.send(frames.ping(1))
@@ -90,8 +96,8 @@ def _ping(path: Path, manifest: Manifest, count: int) -> dict[str, float]:
     return found
 
 
-def _drafts(path: Path, manifest: Manifest, k: int, count: int) -> dict[str, float]:
-    client = DraftClient(path, manifest, deadline_s=CONNECT_S)
+def _drafts(address: Address, manifest: Manifest, k: int, count: int) -> dict[str, float]:
+    client = DraftClient(address, manifest, deadline_s=CONNECT_S)
     text, ids = client.text(), [1]
     most = manifest.model.max_model_len - k - 1
 

@@ -8,69 +8,77 @@ import socket
 import threading
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Generator, Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from typing import Protocol
 
 from specc.errors import RequestError, SpeccError, UsageError
 from specc.runtime import Artifact
 from specc.runtime import draft_frames as frames
+from specc.runtime.draft_address import Address
 from specc.runtime.draft_frames import Frame, Kind, Reason, Vocabulary
 
 _LOG = logging.getLogger(__name__)
 MOST_CONNECTIONS = 16
-_HELLO_S = 5.0
+HELLO_S = 5.0
 """For the first frame; later ones may take for ever."""
-_REFUSE_S = 0.2
 _MOST_PATH = 107
 """Bytes of a Unix socket's path (sys/un.h)."""
 
 
-def listen(path: Path) -> socket.socket:
-    """A socket at `path` that this user alone may connect to; raises UsageError (SPECC-E0715) if it cannot be had.
+class Listener(Protocol):
+    """Where clients come in."""
 
-    One that nobody listens on any more is replaced, nothing else is.
-    """
-    if len(os.fsencode(path)) > _MOST_PATH:
-        raise _cannot_listen(path, f"a path of over {_MOST_PATH} bytes")
-    listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    try:
-        if path.is_socket() and _is_dead(path):
-            path.unlink()
-        listening.bind(str(path))
-        path.chmod(0o600)  # nobody can have connected: it does not listen yet
-        listening.listen(MOST_CONNECTIONS)
-    except OSError as error:
-        listening.close()
-        raise _cannot_listen(path, str(error)) from error
-    return listening
+    address: Address
+
+    def serve(self, service: DraftService) -> None:
+        """Until interrupted; then lets running drafts end."""
+        ...
+
+    def close(self) -> None: ...
 
 
-class DraftService:
-    """Answers proposals with what `artifact` says next. A thread for each connection."""
+def listen(address: Address) -> Listener:
+    """A listener at `address`; raises UsageError (SPECC-E0715) if it cannot be had, and for gRPC E0726 and E0728."""
+    if isinstance(address, Path):
+        return SocketListener(address)
+    from specc.draft_service_grpc import GrpcListener
 
-    def __init__(self, artifact: Artifact, most_texts: int) -> None:
-        self.texts = _Texts(artifact, most_texts)
-        self.vocabulary = Vocabulary.of(artifact.manifest)
+    return GrpcListener(address)
+
+
+class SocketListener:
+    """A Unix socket that this user alone may connect to. A thread for each connection."""
+
+    def __init__(self, path: Path) -> None:
+        """Replaces a socket that nobody listens on any more, and nothing else. Raises UsageError (SPECC-E0715)."""
+        self.address: Address = path
+        self._path = path
         self._lock = threading.Lock()
         self._open: dict[threading.Thread, socket.socket] = {}
+        if len(os.fsencode(path)) > _MOST_PATH:
+            raise cannot_listen(path, f"a path of over {_MOST_PATH} bytes")
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            if path.is_socket() and _is_dead(path):
+                path.unlink()
+            self._socket.bind(str(path))
+            path.chmod(0o600)  # nobody can have connected: it does not listen yet
+            self._socket.listen(MOST_CONNECTIONS)
+        except OSError as error:
+            self._socket.close()
+            raise cannot_listen(path, str(error)) from error
 
-    def serve(self, listening: socket.socket) -> None:
-        """Until interrupted; then lets running drafts end."""
+    def serve(self, service: DraftService) -> None:
         try:
             while True:
-                connected, _ = listening.accept()
-                thread = threading.Thread(target=self._talk, args=(connected,), name="specc-drafts")
+                connected, _ = self._socket.accept()
+                thread = threading.Thread(
+                    target=self._talk, args=(service, connected), name="specc-drafts"
+                )
                 with self._lock:
-                    full = len(self._open) >= MOST_CONNECTIONS
-                    if not full:
-                        self._open[thread] = connected
-                if full:
-                    with connected, suppress(OSError):
-                        connected.settimeout(_REFUSE_S)
-                        connected.recv(frames.MOST_BYTES)  # unread, it would reset the connection
-                        connected.send(frames.refused(Reason.FULL))
-                    continue
+                    self._open[thread] = connected
                 thread.start()
         finally:
             with self._lock:
@@ -81,44 +89,82 @@ class DraftService:
             for thread in threads:
                 thread.join()
 
-    def _talk(self, connected: socket.socket) -> None:
-        with connected:
-            connection = _Connection(self, connected)
-            try:
-                connection.run()
-            except RequestError as error:  # what came is no frame: nothing after it can be trusted
-                _LOG.warning("%s", error)
-                with suppress(OSError):
-                    connected.send(frames.refused(Reason.FRAME))
-            except OSError:
-                pass  # it has gone
-            finally:
-                connection.close()
-                with self._lock:
-                    del self._open[threading.current_thread()]
+    def close(self) -> None:
+        self._socket.close()
+        self._path.unlink(missing_ok=True)
+
+    def _talk(self, service: DraftService, connected: socket.socket) -> None:
+        with connected, suppress(OSError), closing(service.converse(_packets(connected))) as said:
+            for packet in said:
+                connected.send(packet)
+        with self._lock:
+            del self._open[threading.current_thread()]
+
+
+def _packets(connected: socket.socket) -> Iterator[bytes]:
+    connected.settimeout(HELLO_S)
+    data = connected.recv(frames.MOST_BYTES + 1)
+    connected.settimeout(None)
+    while data:
+        yield data
+        data = connected.recv(frames.MOST_BYTES + 1)
+
+
+class DraftService:
+    """Answers proposals with what `artifact` says next."""
+
+    def __init__(self, artifact: Artifact, most_texts: int) -> None:
+        self.texts = _Texts(artifact, most_texts)
+        self.vocabulary = Vocabulary.of(artifact.manifest)
+        self._lock = threading.Lock()
+        self._talking = 0
+
+    def converse(self, packets: Iterator[bytes]) -> Generator[bytes]:
+        """What one client is told, packet by packet, until `packets` end; close it to forget the client's texts."""
+        with self._lock:
+            full = self._talking >= MOST_CONNECTIONS
+            self._talking += 1
+        connection = _Connection(self)
+        try:
+            if full:
+                next(packets, b"")  # unread, it would reset the connection
+                yield frames.refused(Reason.FULL)
+            else:
+                yield from connection.answers(packets)
+        except RequestError as error:  # what came is no frame: nothing after it can be trusted
+            _LOG.warning("%s", error)
+            yield frames.refused(Reason.FRAME)
+        finally:
+            connection.close()
+            with self._lock:
+                self._talking -= 1
 
 
 class _Connection:
     """One client, whose texts are its own although all share the room."""
 
-    def __init__(self, service: DraftService, connected: socket.socket) -> None:
-        self._service, self._socket = service, connected
+    def __init__(self, service: DraftService) -> None:
+        self._service = service
 
-    def run(self) -> None:
-        """Until it ends. Raises RequestError (SPECC-E0718) for what is no frame, or comes at the wrong time."""
-        self._socket.settimeout(_HELLO_S)
-        if not self._welcome():
+    def answers(self, packets: Iterator[bytes]) -> Iterator[bytes]:
+        """Raises RequestError (SPECC-E0718) for what is no frame, or comes at the wrong time."""
+        hello = next(packets, b"")
+        if not hello:
             return
-        self._socket.settimeout(None)
-        while (frame := self._next()) is not None:
+        ours, theirs = self._service.vocabulary, frames.read(hello).vocabulary
+        if theirs is None or theirs.digest != ours.digest:
+            yield frames.refused(Reason.FRAME if theirs is None else Reason.VOCABULARY)
+            return
+        yield frames.hello(ours)
+        for frame in map(frames.read, packets):
             if frame.kind == Kind.PING:
-                self._socket.send(frames.pong(frame.text))
+                yield frames.pong(frame.text)
             elif frame.kind == Kind.CLOSE:
                 self._service.texts.end((self, frame.text))
             elif frame.kind == Kind.PROPOSE:
                 answer = self._propose(frame)
                 if frame.k:
-                    self._socket.send(answer)
+                    yield answer
             else:
                 raise RequestError(
                     "SPECC-E0718", "what came over the draft socket is no frame",
@@ -127,21 +173,6 @@ class _Connection:
 
     def close(self) -> None:
         self._service.texts.end_all(self)
-
-    def _welcome(self) -> bool:
-        frame = self._next()
-        if frame is None:
-            return False
-        ours, theirs = self._service.vocabulary, frame.vocabulary
-        if theirs is None or theirs.digest != ours.digest:
-            self._socket.send(frames.refused(Reason.FRAME if theirs is None else Reason.VOCABULARY))
-            return False
-        self._socket.send(frames.hello(ours))
-        return True
-
-    def _next(self) -> Frame | None:
-        data = self._socket.recv(frames.MOST_BYTES + 1)
-        return frames.read(data) if data else None
 
     def _propose(self, frame: Frame) -> bytes:
         with self._service.texts.use((self, frame.text), begin=frame.start == 0) as text:
@@ -288,8 +319,9 @@ def _is_dead(path: Path) -> bool:
     return False
 
 
-def _cannot_listen(path: Path, found: str) -> UsageError:
+def cannot_listen(address: Address, found: str) -> UsageError:
+    """The error for a place that cannot be listened on."""
     return UsageError(
-        "SPECC-E0715", "the address cannot be listened on", where=str(path), found=found,
+        "SPECC-E0715", "the address cannot be listened on", where=str(address), found=found,
         cure="choose another --socket, or end the service that has it",
     )  # fmt: skip

@@ -12,7 +12,7 @@ from tests.tools.serve.processes import started
 
 
 @contextmanager
-def drafting(artifact: Path, path: Path, *flags: object) -> Iterator[subprocess.Popen[str]]:
+def drafting(artifact: Path, path: Path | str, *flags: object) -> Iterator[subprocess.Popen[str]]:
     """The process, once it listens at `path`; killed in the end."""
     with started("draft-service", artifact, "--socket", path, *flags) as (process, told):
         assert told["socket"] == str(path)

@@ -10,7 +10,7 @@ import socket
 from array import array
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -267,7 +267,7 @@ def test_it_ends_in_order(client: DraftClient, path: Path) -> None:
 
 def test_where_it_listens(tmp_path: Path, path: Path) -> None:
     """In the place of a socket that nobody has, never of one that somebody has, or of a file."""
-    with listen(path):
+    with closing(listen(path)):
         assert path.stat().st_mode & 0o777 == 0o600
         with pytest.raises(UsageError, match="SPECC-E0715"):
             listen(path)
@@ -392,8 +392,9 @@ def test_an_artifact_whose_rounds_take_no_drafts(
     assert "SPECC-E0725" in capsys.readouterr().err
 
 
-def test_the_way_is_measured(tiny_artifact: Path) -> None:
-    found = way_us(tiny_artifact, count=20)
+@pytest.mark.parametrize("socket", [None, "grpc://127.0.0.1:0"])
+def test_the_way_is_measured(tiny_artifact: Path, socket: str | None) -> None:
+    found = way_us(tiny_artifact, count=20, socket=socket)
     assert set(found) == {"ping", "draft_1", "draft_4", "draft_8"}
     assert all(0 < times["median"] <= times["p99"] for times in found.values())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import closing
 from pathlib import Path
 
 from specc import flags, output
@@ -13,14 +14,15 @@ from specc.engines import open_compiled
 from specc.flags import Json
 from specc.progress import human_bytes
 from specc.recipe import Recipe
-from specc.runtime import Manifest
+from specc.runtime import Manifest, draft_address
 
 
 def main(
     artifact: Path,
     /,
     *,
-    socket: Path,
+    socket: str,
+    tls: Path | None = None,
     cores: str | None = None,
     min_cores: int | None = None,
     busy: float = 0.95,
@@ -38,7 +40,10 @@ def main(
 
     Args:
         artifact: Directory that `specc compile` made.
-        socket: Unix socket to listen on; only this user may connect to it.
+        socket: Path of a Unix socket to listen on, which only this user may connect to; or
+            grpc://HOST:PORT, where port 0 takes a free one.
+        tls: Folder with ca.pem, cert.pem and key.pem, for gRPC: clients must show a certificate that ca
+            signed. Needed beyond this machine.
         cores: CPUs to run on, as 0-3 or 0,2,5; left out, those of this process.
         min_cores: Give up cores that others want, down to so many; left out, none is given up.
         busy: Part of the cores' time, above 0 to 1, beyond which there are none to spare.
@@ -55,6 +60,7 @@ def main(
     if cores is not None:
         os.sched_setaffinity(0, flags.cores("--cores", cores))
     flags.threads(threads)
+    address = draft_address.read(socket, tls)
     each, free = max(1, Manifest.read(artifact).state_bytes), available_memory()
     texts = max_texts if free is None else max(1, min(max_texts, free // 2 // each))
     with open_compiled(artifact, threads) as engine:
@@ -66,17 +72,16 @@ def main(
                 )
             controller = CoreController(engine.threads, min_cores, busy)
             follow(controller, Meter(os.sched_getaffinity(0)), engine.use_threads)
-        with listen(socket) as listening:
+        with closing(listen(address)) as listening:
             if json:
-                output.emit({"socket": str(socket), "pid": os.getpid(), "texts": texts})
+                told = {"socket": str(listening.address), "pid": os.getpid(), "texts": texts}
+                output.emit(told)
             output.say(
-                f"{engine.manifest.name} drafts at {socket}: {texts} texts of {human_bytes(each)}, "
+                f"{engine.manifest.name} drafts at {listening.address}: {texts} texts of {human_bytes(each)}, "
                 f"{engine.threads} threads"
             )
             try:
-                service.serve(listening)
+                listening.serve(service)
             except KeyboardInterrupt:
                 output.say("stopped")
-            finally:
-                socket.unlink(missing_ok=True)
     return output.EXIT_OK

@@ -16,7 +16,7 @@ from specc.errors import UsageError
 from specc.flags import Json
 from specc.progress import human_bytes
 from specc.recipe import Recipe
-from specc.runtime import Manifest
+from specc.runtime import Manifest, draft_address
 from specc.runtime.draft_client import CONNECTIONS
 
 MOST_PORT = 65535
@@ -40,7 +40,8 @@ def main(
     drain_timeout: float = 30,
     num_speculative_tokens: int | None = None,
     length_policy: str = "adaptive",
-    draft_socket: Path | None = None,
+    draft_socket: str | None = None,
+    draft_tls: Path | None = None,
     draft_deadline: float | None = None,
     on_draft_loss: Literal["plain", "503"] = "plain",
     method_policy: Path | None = None,
@@ -74,7 +75,8 @@ def main(
             engine adapts it.
         length_policy: What chooses K: adaptive, by measured costs; prompt-length; aimd; batch:N, nothing
             while more than N texts are made at once; or priority, by the draft_weight of each request.
-        draft_socket: Socket of a `specc draft-service`, which drafts while it is well.
+        draft_socket: Socket of a `specc draft-service`, a path or grpc://HOST:PORT; it drafts while it is well.
+        draft_tls: Folder with ca.pem, cert.pem and key.pem, for a draft service on another machine.
         draft_deadline: Seconds that a draft may take; left out, what plain decoding takes for the drafts
             that will be kept. Later than that, the round goes on without.
         on_draft_loss: What becomes of new requests while the draft service is unwell: plain serves them
@@ -94,9 +96,10 @@ def main(
     flags.at_least("--drain-timeout", drain_timeout, 0)
     flags.at_least("--max-sessions", max_sessions, 1)
     flags.threads(threads)
-    if draft_socket is None and (draft_deadline is not None or on_draft_loss != "plain"):
+    about_drafts = draft_deadline is not None or on_draft_loss != "plain" or draft_tls is not None
+    if draft_socket is None and about_drafts:
         raise flags.conflict(
-            "--draft-deadline and --on-draft-loss are about a draft service, and there is none",
+            "--draft-deadline, --on-draft-loss and --draft-tls are about a draft service, and there is none",
             "give a --draft-socket, or leave them out",
         )
     if draft_deadline is not None and not 0 < draft_deadline <= _MOST_DEADLINE:
@@ -138,7 +141,8 @@ def main(
         served_model_name or manifest.name, sessions, max_queue, max_body, timeout, k, api_key,
         f"{metrics_prefix}:", length_policy, refuse_without_drafts=on_draft_loss == "503",
     )  # fmt: skip
-    opening = Opening(artifact, threads, settings, draft_socket, draft_deadline, method_policy)
+    drafts = None if draft_socket is None else draft_address.read(draft_socket, draft_tls)
+    opening = Opening(artifact, threads, settings, drafts, draft_deadline, method_policy)
 
     def ready(url: str) -> None:
         if json:

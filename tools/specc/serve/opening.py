@@ -11,6 +11,7 @@ from specc.commands.run_ import has_tokenizer
 from specc.engines import open_compiled
 from specc.errors import RequestError
 from specc.runtime import Manifest
+from specc.runtime.draft_address import Address
 from specc.runtime.draft_client import DraftClient
 from specc.serve.policy import Dispatcher
 from specc.serve.service import Service, Settings
@@ -18,21 +19,21 @@ from specc.serve.service import Service, Settings
 
 @dataclass(frozen=True)
 class Opening:
-    """`draft_socket`: of a draft service; `method_policy`: a file that says who drafts."""
+    """`drafts`: where a draft service is; `method_policy`: a file that says who drafts."""
 
     artifact: Path
     threads: int
     settings: Settings
-    draft_socket: Path | None = None
+    drafts: Address | None = None
     draft_deadline: float | None = None
     method_policy: Path | None = None
 
     def dispatcher(self) -> Dispatcher | None:
         """Who says who drafts, if anybody does; raises UsageError (SPECC-E0721, E0722)."""
-        if self.draft_socket is None and self.method_policy is None:
+        if self.drafts is None and self.method_policy is None:
             return None
         manifest = Manifest.read(self.artifact)
-        return Dispatcher(manifest, self.method_policy, draft_service=self.draft_socket is not None)
+        return Dispatcher(manifest, self.method_policy, draft_service=self.drafts is not None)
 
     @contextmanager
     def open(self) -> Iterator[Service]:
@@ -43,9 +44,9 @@ class Opening:
         """
         with ExitStack() as held:
             dispatcher, drafts = self.dispatcher(), None
-            if self.draft_socket is not None:
+            if self.drafts is not None:
                 drafts = DraftClient(
-                    self.draft_socket, Manifest.read(self.artifact), deadline_s=self.draft_deadline
+                    self.drafts, Manifest.read(self.artifact), deadline_s=self.draft_deadline
                 )
                 held.callback(drafts.close)
             engine = held.enter_context(open_compiled(self.artifact, self.threads))
