@@ -6,7 +6,8 @@
 //   ./bench_kernels [threads [repetitions [ENCODING or all [KERNELS of integers, as in avx2]]]]
 //
 // Each shape is a chain of enough matrices (96 MB) that none is in cache when its turn comes again. The limit is what the
-// same threads reach when they only read such memory. Times are the least of all repetitions.
+// same threads reach when they only read such memory; "of FMA" is the share of what fused multiply-adds of floats reach on
+// registers alone. Times are the least of all repetitions.
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
@@ -116,6 +117,24 @@ double seconds_to_read(const std::vector<int64_t>& memory, int threads, std::ato
   });
 }
 
+// Operations a second of one thread's fused multiply-adds, on registers alone.
+double multiplying() {
+  constexpr int kChains = 12, kTimes = 20000;
+  volatile float half = 0.5f;
+  const specc::NativeF a = specc::NativeF{} + half;
+  specc::NativeF sums[kChains], all = {};
+  for (int c = 0; c < kChains; c++) sums[c] = a * static_cast<float>(c);  // else they are one
+  const double seconds = seconds_of([&] {
+    for (int i = 0; i < kTimes; i++) {
+#pragma GCC unroll 12
+      for (int c = 0; c < kChains; c++) sums[c] = sums[c] * a + a;
+    }
+  });
+  for (const specc::NativeF& sum : sums) all += sum;
+  half = all[0];
+  return 2.0 * kTimes * kChains * specc::kNativeLanes / seconds;
+}
+
 const specc::IntegerKernels* kernels_called(const char* name) {
   for (int i = 0; i < specc::kIntegerKernelsCount; i++) {
     if (std::strcmp(specc::kIntegerKernels[i]->name, name) == 0) return specc::kIntegerKernels[i];
@@ -125,7 +144,7 @@ const specc::IntegerKernels* kernels_called(const char* name) {
 }
 
 void bench(const specc::Encoding& encoding, int64_t depth, int64_t columns, int threads, int repetitions) {
-  constexpr int64_t kRowCounts[] = {1, 2, 3, 4, 6, 8, 12, 16, 32, 64, 128};
+  constexpr int64_t kRowCounts[] = {1, 2, 3, 4, 6, 8, 12, 16, 32, 64, 128, 256};
   constexpr int kCounts = sizeof kRowCounts / sizeof kRowCounts[0];
   const Chain chain = make_chain(encoding, depth, columns);
   const std::vector<int64_t> memory(kChainBytes / 8, 3);
@@ -133,19 +152,20 @@ void bench(const specc::Encoding& encoding, int64_t depth, int64_t columns, int 
   const double matrices = static_cast<double>(chain.weights.size());
   const double elements = static_cast<double>(depth * columns) * matrices;
   const double bytes = static_cast<double>(encoding.tile_bytes(depth) * columns / specc::kTileColumns) * matrices;
-  double best[kCounts], reading = 1e9;
+  double best[kCounts], reading = 1e9, peak = 0;
   std::fill(best, best + kCounts, 1e9);
   // Interleaved, so that a slow moment of the machine hits all row counts alike.
   for (int repetition = 0; repetition < repetitions; repetition++) {
     reading = std::min(reading, seconds_to_read(memory, threads, sink));
+    peak = std::max(peak, multiplying() * threads);
     for (int i = 0; i < kCounts; i++) best[i] = std::min(best[i], seconds_for(chain, kRowCounts[i]));
   }
   const double limit = static_cast<double>(kChainBytes) / reading;
   for (int i = 0; i < kCounts; i++) {
-    std::printf("%-8s %5ldx%-6ld %4ld %9.1f %8.2f %7.1f %7.0f%% %9.1f\n", encoding.name, (long)depth, (long)columns,
+    const double operations = 2 * elements * static_cast<double>(kRowCounts[i]) / best[i];
+    std::printf("%-8s %5ldx%-6ld %4ld %9.1f %8.2f %7.1f %7.0f%% %9.1f %6.0f%%\n", encoding.name, (long)depth, (long)columns,
                 (long)kRowCounts[i], best[i] / matrices * 1e6, best[i] / best[0], bytes / best[i] * 1e-9,
-                bytes / best[i] / limit * 100,
-                2 * elements * static_cast<double>(kRowCounts[i]) / best[i] * 1e-9);
+                bytes / best[i] / limit * 100, operations * 1e-9, operations / peak * 100);
   }
   for (specc::Tensor* w : chain.weights) specc::release(w);
 }
@@ -160,8 +180,8 @@ int main(int argc, char** argv) {
   specc::SpinningPool pool(threads);
   specc::host = {specc::SpinningPool::run, &pool, threads};
   const int64_t shapes[][2] = {{576, 960}, {576, 3072}, {1536, 576}, {576, 49152}};
-  std::printf("%d threads; least of %d; integers by %s\n%-8s %-12s %4s %9s %8s %7s %8s %9s\n", threads, repetitions,
-              specc::integer_kernels->name, "", "KxN", "M", "us", "t/t(1)", "GB/s", "of limit", "GFLOP/s");
+  std::printf("%d threads; least of %d; integers by %s\n%-8s %-12s %4s %9s %8s %7s %8s %9s %7s\n", threads, repetitions,
+              specc::integer_kernels->name, "", "KxN", "M", "us", "t/t(1)", "GB/s", "of limit", "GFLOP/s", "of FMA");
   for (const char* name : {"f32", "bf16", "q8", "q8g32", "q4g32", "q4g128", "q4mg32"}) {
     if (std::strcmp(chosen, "all") != 0 && std::strcmp(chosen, name) != 0) continue;
     for (const auto& shape : shapes) bench(*specc::find_encoding(name), shape[0], shape[1], threads, repetitions);

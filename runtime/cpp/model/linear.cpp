@@ -36,11 +36,12 @@ void compute(const WeightFormat& format, const LinearCall& call) {
   const int64_t tiles = (call.columns + kTileColumns - 1) / kTileColumns;
   const int64_t least = 1 + 65536 / call.encoding.tile_bytes(call.depth);
   const int64_t parts = slices_for(tiles, least);
-  // Even tile numbers to part borders, so that kernels that take tiles in pairs have no odd one but the last.
-  const int64_t pairs = (tiles + 1) / 2;
+  // Parts are of whole bundles, so that only the last has tiles over.
+  const int64_t bundles = (tiles + format.together - 1) / format.together;
   parallel(parts, [&](int32_t part) {
-    const Share mine = share(pairs, part, parts);
-    format.linear(call, 2 * mine.begin, 2 * mine.end < tiles ? 2 * mine.end : tiles);
+    const Share mine = share(bundles, part, parts);
+    const int64_t end = mine.end * format.together;
+    format.linear(call, mine.begin * format.together, end < tiles ? end : tiles);
   });
 }
 
@@ -80,8 +81,7 @@ Tensor* linear(const Tensor& x, const Tensor& packed, const Tensor* bias, int64_
                   stride, packed.data<char>(), bias == nullptr ? nullptr : bias->data<float>(), y->data<float>(),
                   columns, nullptr};
   Tensor* scratch = nullptr;
-  if (format.prepare != nullptr) {
-    const int64_t bytes = format.scratch_bytes(call);
+  if (const int64_t bytes = format.scratch_bytes(call); bytes > 0) {
     scratch = new_empty(SPECC_U8, 1, &bytes);
     if (scratch == nullptr) {
       release(gathered);

@@ -22,7 +22,8 @@ struct LinearCall {
 };
 
 struct WeightFormat {
-  // Bytes that the call's rows take in another form, if this format wants one, and the filling of rows [begin, end).
+  int together;  // tiles that kernels take at once
+  // Bytes that the call's rows take in another form, 0 if they are used as they are; and the filling of rows [begin, end).
   int64_t (*scratch_bytes)(const LinearCall& call);
   void (*prepare)(const LinearCall& call, int64_t begin, int64_t end);
   // Computes the columns of tiles [begin, end) for all rows.

@@ -1,9 +1,10 @@
 // f32 and bf16 weights in tiles of 16 output features: [tiles][K][16]. bf16 is the upper half of an f32 and is widened
 // as it is read.
 //
-// Decoding is bound by how fast weights stream from memory, so a tile is read in chunks of 4 KB that stay in L1 while
-// all rows pass over them, and meanwhile the next chunk is prefetched. An output element is one chain of fused
-// multiply-adds over k, from 0 to K-1, whatever blocks of rows and tiles it is computed in.
+// Decoding is bound by how fast weights stream from memory, so a tile is read in chunks that stay in L1 while all
+// rows pass over them, and meanwhile the next chunk is prefetched. For several blocks of rows, bf16 is widened once a
+// chunk. An output element is one chain of fused multiply-adds over k, from 0 to K-1, whatever blocks of rows and tiles it
+// is computed in.
 #include <bit>
 #include <cstring>
 
@@ -15,19 +16,20 @@ namespace {
 
 using Half = uint16_t;  // a bf16's bits
 
-template <class Element>
-constexpr int64_t kChunk = 4096 / (kTileColumns * sizeof(Element));  // depth
+constexpr int64_t kChunk = 128;  // depth
+constexpr int64_t kLine = 64;  // bytes
 constexpr int kVectors = kTileColumns / kNativeLanes;  // registers for the 16 columns of one k
 
-// Accumulators that fit the register file next to the weights and a broadcast activation.
+// Accumulators that fit the register file next to the weights and a broadcast activation. Of blocks with as many, the
+// squarer one has fewer loads.
 #if defined(__AVX512F__)
-constexpr int kMaxRows = 12;   // 12 rows x 2 tiles = 24 of 32 registers
-constexpr int kWide = 2;       // tiles at a time
-constexpr int kWideOneRow = 4; // one row: four chains to hide the latency of the fused multiply-add
+constexpr int kMaxRows = 8;    // 8 rows x 3 tiles = 24 of 32 registers
+constexpr int kWide = 3;       // tiles at a time
+constexpr int kWideOneRow = 3;
 #elif defined(__AVX2__)
 constexpr int kMaxRows = 6;    // 6 rows x 2 registers = 12 of 16
 constexpr int kWide = 1;
-constexpr int kWideOneRow = 2;
+constexpr int kWideOneRow = 2; // four chains to hide the latency of the fused multiply-add
 #else
 constexpr int kMaxRows = 6;    // NEON: 6 rows x 4 registers = 24 of 32
 constexpr int kWide = 1;
@@ -40,12 +42,12 @@ template <class Element>
 struct Panel {
   const Element* weights;  // the first tile's chunk
   int64_t tile_stride;     // elements between tiles
-  const float* x;
-  int64_t x_stride;
+  const float* x;          // rows kChunk apart
   int64_t depth;
   float* sums;           // [rows][tiles * 16], carried from chunk to chunk
-  const char* ahead;     // what to prefetch: `ahead_step` bytes for each k and tile
-  int64_t ahead_step;
+  const char* ahead;     // what to prefetch: of each tile, `ahead_stride` bytes apart, a line every `ahead_every` k
+  int64_t ahead_stride;
+  int64_t ahead_every;
 };
 
 [[gnu::always_inline]] inline NativeF widened(const float* from) { return load<NativeF>(from); }
@@ -68,8 +70,7 @@ void panel(const Panel<Element>& p) {
   const float* x = p.x;
   const char* ahead = p.ahead;
   const int64_t tile_stride = p.tile_stride;
-  const int64_t x_stride = p.x_stride;
-  const int64_t step = p.ahead_step;
+  int64_t wait = 1;
   for (int64_t k = 0; k < p.depth; k++) {
     NativeF w[kAcross];
 #pragma GCC unroll 16
@@ -78,16 +79,20 @@ void panel(const Panel<Element>& p) {
       for (int v = 0; v < kVectors; v++) {
         w[t * kVectors + v] = widened(weights + t * tile_stride + v * kNativeLanes);
       }
-      __builtin_prefetch(ahead + t * tile_stride * static_cast<int64_t>(sizeof(Element)));
+    }
+    if (--wait == 0) {
+#pragma GCC unroll 16
+      for (int t = 0; t < Tiles; t++) __builtin_prefetch(ahead + t * p.ahead_stride);
+      ahead += kLine;
+      wait = p.ahead_every;
     }
 #pragma GCC unroll 16
     for (int r = 0; r < Rows; r++) {
-      const float activation = x[r * x_stride];
+      const float activation = x[r * kChunk];
 #pragma GCC unroll 16
       for (int c = 0; c < kAcross; c++) sums[r][c] += w[c] * activation;
     }
     weights += kTileColumns;
-    ahead += step;
     x++;
   }
 #pragma GCC unroll 16
@@ -106,7 +111,7 @@ struct Table {
 };
 #if defined(__AVX512F__)
 template <class Element, int Tiles>
-using Kernels = Table<Element, Tiles, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12>;
+using Kernels = Table<Element, Tiles, 1, 2, 3, 4, 5, 6, 7, 8>;
 #else
 template <class Element, int Tiles>
 using Kernels = Table<Element, Tiles, 1, 2, 3, 4, 5, 6>;
@@ -122,6 +127,40 @@ PanelKernel<Element> kernel_for(int64_t rows, int tiles) {
   return tiles == 1 ? kOneTile<Element>.by_rows[rows] : kWideTiles<Element>.by_rows[rows];
 }
 
+// Chunks are even, so that one prefetches all of the next.
+struct Chunks {
+  int64_t depth, count;
+  explicit Chunks(int64_t k) : depth(k), count((k + kChunk - 1) / kChunk) {}
+  int64_t begin(int64_t chunk) const { return depth * chunk / count; }
+};
+
+// Rows as kernels go through them, [chunks][rows][kChunk]: at distances that are known when compiling, and side by side
+// in L1. One row is used as it lies.
+int64_t scratch_bytes(const LinearCall& call) {
+  const int64_t floats = Chunks(call.depth).count * call.rows * kChunk;
+  return call.rows == 1 ? 0 : floats * static_cast<int64_t>(sizeof(float));
+}
+
+void prepare(const LinearCall& call, int64_t begin, int64_t end) {
+  const Chunks chunks(call.depth);
+  float* const packed = reinterpret_cast<float*>(call.scratch);
+  for (int64_t c = 0; c < chunks.count; c++) {
+    const int64_t k = chunks.begin(c), depth = chunks.begin(c + 1) - k;
+    for (int64_t row = begin; row < end; row++) {
+      std::memcpy(packed + (c * call.rows + row) * kChunk, call.x + row * call.x_stride + k, depth * sizeof(float));
+    }
+  }
+}
+
+// A chunk of `tiles` tiles as floats, [tiles][kChunk][16].
+void widen(const Half* from, int64_t tile_stride, int tiles, int64_t depth, float* to) {
+  for (int t = 0; t < tiles; t++) {
+    for (int64_t i = 0; i < depth * kTileColumns; i += kNativeLanes) {
+      store(to + t * kChunk * kTileColumns + i, widened(from + t * tile_stride + i));
+    }
+  }
+}
+
 // All rows [row, row + rows) of `tiles` neighbouring tiles.
 template <class Element>
 void tile_group(const LinearCall& call, int64_t row, int64_t rows, int64_t tile, int tiles) {
@@ -132,21 +171,33 @@ void tile_group(const LinearCall& call, int64_t row, int64_t rows, int64_t tile,
   const int64_t tile_stride = call.depth * kTileColumns;
   const Element* weights = reinterpret_cast<const Element*>(call.weights) + tile * tile_stride;
   const int64_t blocks = (rows + kMaxRows - 1) / kMaxRows;  // of rows, as even as can be
-  // Chunks are even, so that one prefetches all of the next.
-  const int64_t chunks = (call.depth + kChunk<Element> - 1) / kChunk<Element>;
-  for (int64_t c = 0; c < chunks; c++) {
-    const int64_t k = call.depth * c / chunks, depth = call.depth * (c + 1) / chunks - k;
+  constexpr bool kWidens = sizeof(Element) < sizeof(float);
+  alignas(64) float wide[kWidens ? kMaxWide * kChunk * kTileColumns : 1];
+  const Chunks chunks(call.depth);
+  const float* const packed = reinterpret_cast<const float*>(call.scratch);
+  for (int64_t c = 0; c < chunks.count; c++) {
+    const int64_t k = chunks.begin(c), depth = chunks.begin(c + 1) - k;
     const Element* chunk = weights + k * kTileColumns;
-    const Element* next = c + 1 < chunks ? chunk + depth * kTileColumns : weights + tiles * tile_stride;
+    const float* x = packed == nullptr ? call.x + k : packed + (c * call.rows + row) * kChunk;
+    const Element* next = c + 1 < chunks.count ? chunk + depth * kTileColumns : weights + tiles * tile_stride;
+    if constexpr (kWidens) {
+      if (blocks > 1) widen(chunk, tile_stride, tiles, depth, wide);
+    }
     for (int64_t block = 0; block < blocks; block++) {
       const int64_t begin = rows * block / blocks;
       const int64_t end = rows * (block + 1) / blocks;
       // The blocks share the prefetching of the next chunk.
       const char* ahead = reinterpret_cast<const char*>(next + block * depth / blocks * kTileColumns);
-      const float* x = call.x + (row + begin) * call.x_stride + k;
-      const int64_t step = kTileColumns * static_cast<int64_t>(sizeof(Element)) / blocks;
-      kernel_for<Element>(end - begin, tiles)(
-          {chunk, tile_stride, x, call.x_stride, depth, sums + begin * across, ahead, step});
+      const int64_t ahead_stride = tile_stride * static_cast<int64_t>(sizeof(Element));
+      const int64_t every = blocks * kLine / (kTileColumns * static_cast<int64_t>(sizeof(Element)));
+      const float* from = x + begin * kChunk;
+      float* to = sums + begin * across;
+      if (kWidens && blocks > 1) {
+        kernel_for<float>(end - begin, tiles)(
+            {wide, kChunk * kTileColumns, from, depth, to, ahead, ahead_stride, every});
+      } else {
+        kernel_for<Element>(end - begin, tiles)({chunk, tile_stride, from, depth, to, ahead, ahead_stride, every});
+      }
     }
   }
   finish(call, sums, row, rows, tile, tiles);
@@ -154,8 +205,9 @@ void tile_group(const LinearCall& call, int64_t row, int64_t rows, int64_t tile,
 
 template <class Element>
 void linear_float(const LinearCall& call, int64_t begin, int64_t end) {
-  for (int64_t row = 0; row < call.rows; row += kGroupRows) {
-    const int64_t rows = call.rows - row < kGroupRows ? call.rows - row : kGroupRows;
+  const int64_t groups = (call.rows + kGroupRows - 1) / kGroupRows;
+  for (int64_t group = 0; group < groups; group++) {
+    const int64_t row = call.rows * group / groups, rows = call.rows * (group + 1) / groups - row;
     const int wide = rows == 1 ? kWideOneRow : kWide;
     int64_t tile = begin;
     for (; tile + wide <= end; tile += wide) tile_group<Element>(call, row, rows, tile, wide);
@@ -178,7 +230,7 @@ void unpack_row(const Encoding&, const char* weights, int64_t depth, int64_t row
 
 }  // namespace
 
-const WeightFormat kWeightsF32 = {nullptr, nullptr, linear_float<float>, unpack_row<float>};
-const WeightFormat kWeightsBf16 = {nullptr, nullptr, linear_float<Half>, unpack_row<Half>};
+const WeightFormat kWeightsF32 = {kMaxWide, scratch_bytes, prepare, linear_float<float>, unpack_row<float>};
+const WeightFormat kWeightsBf16 = {kMaxWide, scratch_bytes, prepare, linear_float<Half>, unpack_row<Half>};
 
 }  // namespace specc

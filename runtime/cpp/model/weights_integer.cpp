@@ -96,6 +96,6 @@ void unpack_row(const Encoding& encoding, const char* weights, int64_t depth, in
 
 }  // namespace
 
-const WeightFormat kWeightsInteger = {scratch_bytes, prepare, linear_integer, unpack_row};
+const WeightFormat kWeightsInteger = {1, scratch_bytes, prepare, linear_integer, unpack_row};
 
 }  // namespace specc
