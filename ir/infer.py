@@ -91,7 +91,13 @@ def _unify(node: fx.Node, small: Any, large: Any, where: str) -> Any:
                 dims.append("T" if (a, b) == _ROWS else "S")
             else:
                 raise _open_size(node, small, large, where)
-        return TensorType(dtype_name(small.dtype), tuple(dims))
+        if (dtype := dtype_name(small.dtype)) not in DTYPES:
+            raise InvalidProgramError(
+                "SPECC-E0301", f"{node.target} gives a dtype that programs do not have", where=_place(node, where),
+                expected=", ".join(DTYPES), found=dtype,
+                cure="this layer cannot be compiled; choose another architecture",
+            )  # fmt: skip
+        return TensorType(dtype, tuple(dims))
     if isinstance(small, (tuple, list)):
         pairs = zip(small, large, strict=True)
         return tuple(_unify(node, a, b, where) for a, b in pairs)

@@ -16,6 +16,7 @@ from torch.export.graph_signature import InputKind
 
 from specc.errors import InvalidProgramError, ModelError
 from specc.ir.graphs import WEIGHT, Builder, drop_dead
+from specc.ir.importers.filled import filled
 from specc.ir.importers.masks import resolve_masks
 from specc.ir.importers.quiet import quiet
 from specc.ir.infer import infer_types
@@ -124,6 +125,12 @@ def _operation(node: fx.Node, builder: Builder, values: dict[fx.Node, Any]) -> A
     kwargs = {k: _resolve(v, values) for k, v in node.kwargs.items()}
     if node.target is aten.slice.Tensor and _is_whole(node):
         return args[0]
+    if node.target is aten.slice_scatter.default and (parts := filled(node)) is not None:
+        cat = builder.graph.call_function(
+            aten.cat.default, ([values[part] for part in parts[0]], parts[1])
+        )
+        cat.meta["origin"] = layer_of(node)
+        return cat
     if node.target in _RESHAPES:
         args[1] = _static_sizes(node)
     elif node.target in _SIZED:

@@ -43,6 +43,13 @@ def test_other_functions_of_rows_are_refused(target: object, args: list[object])
         _type(target, *args, x=TensorType("f32", ("T", 2)))
 
 
+def test_dtypes_that_programs_lack_are_refused() -> None:
+    x = TensorType("f32", ("T", 2))
+    with pytest.raises(InvalidProgramError, match="SPECC-E0301") as error:
+        _type(aten.view_as_complex.default, x=x)
+    assert error.value.found == "complex64"
+
+
 def test_operations_that_cannot_run_are_refused_with_their_place() -> None:
     builder = Builder()
     x = builder.input("x", TensorType("f32", ("T", 2)))

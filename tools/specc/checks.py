@@ -32,7 +32,8 @@ WORKING = (
     "llama", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "mistral", "ministral", "mixtral", "gemma",
     "gemma2", "gemma3_text", "gemma4_text", "phi", "phi3", "smollm3", "olmo", "olmo2", "olmo3",
     "granite", "glm4", "cohere", "cohere2", "starcoder2", "stablelm", "exaone4", "nemotron",
-    "arcee", "gpt2", "gptj", "gpt_neox", "gpt_bigcode", "gpt_oss", "opt",
+    "arcee", "gpt2", "gptj", "gpt_neox", "gpt_bigcode", "gpt_oss", "opt", "deepseek_v3", "glm", "glm4_moe", "olmoe",
+    "granitemoe", "ernie4_5", "apertus", "seed_oss", "hunyuan_v1_dense", "exaone",
 )  # fmt: skip
 """Model types that are tested, as README lists them; others are judged when they are read."""
 

@@ -115,11 +115,11 @@ def test_unknown_argument_of_attention_is_named() -> None:
         ("mamba", {}, "SPECC-E0203"),
         ("lfm2", {}, "SPECC-E0203"),
         ("llama4_text", {"head_dim": 8, "num_local_experts": 2}, "SPECC-E0203"),
-        ("deepseek_v3", {
+        ("deepseek_v2", {
             "num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8,
             "qk_nope_head_dim": 8, "v_head_dim": 8, "n_routed_experts": 4, "n_group": 1,
             "topk_group": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
-        }, "SPECC-E0224"),
+        }, "SPECC-E0225"),  # (its rotation is in complex numbers)
     ],
 )  # fmt: skip
 def test_refused_by_name(kind: str, values: dict[str, object], code: str) -> None:

@@ -23,6 +23,13 @@ _NARROW = {"head_dim": 8}
 _WINDOW = {"sliding_window": 8}
 _ALTERNATE = _WINDOW | {"layer_types": ["sliding_attention", "full_attention"]}
 _EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
+_ROUTED = _EXPERTS | {
+    "n_routed_experts": 4, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1, "n_shared_experts": 1,
+}  # fmt: skip
+_LATENT = {
+    "q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 12,
+    "num_key_value_heads": 4,
+}  # fmt: skip
 _LONG = {
     "rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 16,
     "short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [2.0, 3.0, 4.0, 5.0],
@@ -94,6 +101,17 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "num_experts": 4, "shared_expert_intermediate_size": 24,
     }),
     "mixtral": ("mixtral", _WINDOW | {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "deepseek-v3": ("deepseek_v3", _ROUTED | _LATENT),
+    "deepseek-v3-full-rank": ("deepseek_v3", _ROUTED | _LATENT | {"q_lora_rank": None}),
+    "glm4-moe": ("glm4_moe", _ROUTED | _NARROW | {"use_qk_norm": True}),
+    "olmoe": ("olmoe", {"num_experts": 4, "num_experts_per_tok": 2}),
+    "granite-moe": ("granitemoe", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "ernie4.5": ("ernie4_5", _NARROW),
+    "apertus": ("apertus", {}),
+    "seed-oss": ("seed_oss", _NARROW),
+    "hunyuan": ("hunyuan_v1_dense", _NARROW),
+    "glm": ("glm", _NARROW),
+    "exaone": ("exaone", {}),
     "gpt-oss-sinks": ("gpt_oss", _NARROW | _WINDOW | {
         "num_local_experts": 4, "num_experts_per_tok": 2,
     }),

@@ -379,7 +379,9 @@ _FIELDS = st.sampled_from([
 
 
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(st.dictionaries(_FIELDS, _JSON, max_size=3), _JSON, st.booleans())
 def test_any_body_gets_an_answer_or_a_coded_refusal(
