@@ -25,7 +25,8 @@ def filled(node: fx.Node) -> tuple[list[fx.Node], int] | None:
     at: Any = node
     while isinstance(at, fx.Node) and at.target is aten.slice_scatter.default:
         whole = at.meta["val"].shape
-        base, part, dim, start, end, step = (*at.args, *(0, None, None, 1)[len(at.args) - 2 :])
+        arguments: Any = (*at.args, *(0, None, None, 1)[len(at.args) - 2 :])
+        base, part, dim, start, end, step = arguments
         dims.add(int(dim) % len(whole))
         size = whole[dim]
         if not isinstance(size, int) or step != 1 or (source := _written(part)) is None:
