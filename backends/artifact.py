@@ -14,7 +14,7 @@ import torch
 from specc import cache
 from specc.backends.base import Device, Lowered, Progress
 from specc.backends.plan import Plan
-from specc.ir import Packing, SpeculativeProgram, WeightStore
+from specc.ir import Packing, Role, SpeculativeProgram, WeightStore
 from specc.ir.arena import CANARY, PAGE, Arena
 from specc.ir.types import TensorType, itemsize
 from specc.runtime.manifest import MODEL_ABI, SCHEMA_VERSION
@@ -92,6 +92,7 @@ def write_artifact(
         **({"graphs": dict(lowered.graphs)} if lowered.graphs else {}),
         **({"cuda": dict(lowered.cuda)} if lowered.cuda else {}),
         "rounds": [vars(played) for played in program.rounds],
+        "score": next((n for n, f in program.functions.items() if f.role is Role.SCORE), None),
         "state": [
             {
                 "name": b.name, "dtype": b.type.dtype, "shape": list(b.type.shape),

@@ -106,8 +106,8 @@ BUILT_INS: dict[Any, tuple[str, int]] = {
 
 
 def plans_of(program: SpeculativeProgram) -> dict[str, Plan]:
-    """The functions that a runtime calls: prefill, verify, commit, rounds, what proposes, what extends a drafter."""
-    called = (Role.PREFILL, Role.VERIFY, Role.COMMIT, Role.ROUND)
+    """What a runtime calls: prefill, verify, score, commit, rounds, what proposes, what extends a drafter."""
+    called = (Role.PREFILL, Role.VERIFY, Role.SCORE, Role.COMMIT, Role.ROUND)
     drafting = {program.contract.extend, *(played.propose for played in program.rounds)}
     return {
         name: plan_of(program, function)

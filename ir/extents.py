@@ -4,11 +4,11 @@ By intervals: the engine's promises bound the inputs, operations on integers car
 written, and these must lie in the buffer. The promises, each of which the engine keeps in one place
 (`core/engine/round.cpp`, `session.cpp`, `run_function.cpp`), for S positions of a text and L texts:
 
-    rows and positions of prefill, extension and pieces    0 to S - 1 (of the first text; tools: of any)
+    rows and positions of prefill, extension and pieces    0 to S - 1, of one of the texts
     length n of a round of K                               0 to S - 1 - nodes, so that the rows of all drafts are there,
                                                            and at most S - draft_rows where drafting writes more
     first_row                                              a text's first row, 0 to (L - 1) S
-    T                                                      1 to prefill_chunk
+    T                                                      1 to prefill_chunk; of score 1 to L (K + 1), K the greatest
 
 What kernels do inside the rows that they are told is theirs to keep (`tests/runtime/test_kernels.py`), not proved here.
 """
@@ -64,7 +64,7 @@ def prove_writes(program: SpeculativeProgram) -> int:
     for name, most in _called(program).items():
         function = program.functions[name]
         inputs: list[Known] = [proof.promised(node, most) for node in function.inputs]
-        proof.run(function, inputs, program.prefill_chunk, name)
+        proof.run(function, inputs, _most_rows(program, function), name)
     return proof.writes
 
 
@@ -75,7 +75,7 @@ def _called(program: SpeculativeProgram) -> dict[str, int]:
     called = {
         n: last
         for n, f in program.functions.items()
-        if f.role in (Role.PREFILL, Role.VERIFY, Role.COMMIT)
+        if f.role in (Role.PREFILL, Role.VERIFY, Role.SCORE, Role.COMMIT)
     }
     called |= {extend: last} if extend else {}
     for played in program.rounds:
@@ -84,6 +84,13 @@ def _called(program: SpeculativeProgram) -> dict[str, int]:
             most = min(most, program.max_model_len - program.contract.draft_rows)
         called |= {name: most for name in (played.function, played.propose) if name}
     return called
+
+
+def _most_rows(program: SpeculativeProgram, function: Function) -> int:
+    """The greatest T that the engine calls `function` with."""
+    if function.role is not Role.SCORE:
+        return program.prefill_chunk
+    return program.max_num_seqs * (program.contract.num_speculative_tokens[-1] + 1)
 
 
 class _Proof:

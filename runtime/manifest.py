@@ -162,7 +162,10 @@ class PackedMatrix:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The whole of it. `raw` is the document as read, with fields this version does not know."""
+    """The whole of it. `raw` is the document as read, with fields this version does not know.
+
+    `score` names the function that verifies what several texts drafted, in artifacts for more than one.
+    """
 
     schema_version: int
     abi: int
@@ -176,6 +179,7 @@ class Manifest:
     num_speculative_tokens: tuple[int, ...]
     drafter: Drafter
     rounds: tuple[Round, ...]
+    score: str | None
     state: tuple[StateBuffer, ...]
     functions: Mapping[str, Function]
     weights_file: str
@@ -239,6 +243,7 @@ class Manifest:
             num_speculative_tokens=lengths,
             drafter=drafter,
             rounds=_rounds(root["rounds"], lengths, drafter, functions),
+            score=_function_name(root.get("score"), functions),
             state=state,
             functions=functions,
             weights_file=root["weights"]["file"].inner_path(),
@@ -305,8 +310,13 @@ class Manifest:
 
     @property
     def state_bytes(self) -> int:
-        """Bytes that a session allocates in all, for the longest text."""
+        """Bytes that a session allocates in all, for the longest text; or a batch, for all its texts."""
         return self.arena.plans[-1].bytes if self.arena else sum(b.bytes for b in self.state)
+
+    @property
+    def text_bytes(self) -> int:
+        """Of those, the part of one text."""
+        return self.state_bytes // self.model.max_num_seqs
 
     @property
     def source_model(self) -> str | None:

@@ -46,6 +46,7 @@ TVM_QUANTS = ("none", "bf16")
 
 OPSETS = (11, 18)
 MOST_CHUNK = 512
+MOST_TEXTS = 256
 BESIDE_A_GRAPH = ("ngram", "suffix")
 """Drafters on the host that can stand beside one in the graph."""
 
@@ -70,6 +71,7 @@ def check_request(request: CompileRequest) -> None:
     flags.at_least("--max-model-len", request.max_model_len, 2)
     if not 1 <= request.prefill_chunk <= MOST_CHUNK:
         raise flags.bad_value("--prefill-chunk", f"1 to {MOST_CHUNK}", request.prefill_chunk)
+    _check_texts(request)
     _only_for("--drafter", request.drafter, request, AUTO, *TRAINED, "draft_model")
     _only_for("--draft-layers", request.draft_layers, request, "layerskip")
     _check_tree(request)
@@ -88,6 +90,17 @@ def check_request(request: CompileRequest) -> None:
     if request.calibration is not None and not request.calibration.is_file():
         raise flags.bad_value("--calibration", "a text file", request.calibration)
     _check_lengths(request)
+
+
+def _check_texts(request: CompileRequest) -> None:
+    """Several texts in one pass: of methods whose rounds come in pieces, on CPUs."""
+    if not 1 <= request.max_num_seqs <= MOST_TEXTS:
+        raise flags.bad_value("--max-num-seqs", f"1 to {MOST_TEXTS}", request.max_num_seqs)
+    if request.max_num_seqs > 1 and request.tree is not None and request.method in TRAINED:
+        raise flags.conflict(
+            "drafts that the graph hangs into a --tree cannot be verified for several texts at once yet",
+            "leave out --tree, or --max-num-seqs",
+        )  # fmt: skip
 
 
 def _check_tree(request: CompileRequest) -> None:
@@ -211,7 +224,7 @@ def _check_device(request: CompileRequest) -> None:
 Limits = Mapping[str, tuple[object, ...]]
 """The values of a flag that there are, usual one first; of flags that are not named, all."""
 
-_PLAIN: Limits = {"quant": ("none",), "tree": (None,), "static": (False,)}
+_PLAIN: Limits = {"quant": ("none",), "tree": (None,), "static": (False,), "max_num_seqs": (1,)}
 _GRAPHS: Limits = {**_PLAIN, "kv_cache_dtype": ("auto", "f32", "f16")}
 _DEVICES: Mapping[str, Limits] = {
     "cpu": {"opset": (0,), "graph_dtype": ("f32",)},
@@ -224,9 +237,11 @@ _DEVICES: Mapping[str, Limits] = {
 _MLC: Limits = {
     "device": ("cpu",), "backend": (None, TVM), "tree": (None,), "host_drafter": (None,), "drafter_options": ({},),
     "quant": TVM_QUANTS, "kv_cache_dtype": ("auto", "f32"), "kv_arena": ("auto",), "draft_vocab_size": (0,),
-    "static": (False,),
+    "static": (False,), "max_num_seqs": (1,),
 }  # fmt: skip
-_BACKENDS: Mapping[str, Limits] = {TVM: {"quant": TVM_QUANTS}, REFERENCE: {"static": (False,)}}
+_BACKENDS: Mapping[str, Limits] = {
+    TVM: {"quant": TVM_QUANTS}, REFERENCE: {"static": (False,), "max_num_seqs": (1,)},
+}  # fmt: skip
 
 
 def _outside(

@@ -57,8 +57,8 @@ def pipeline_for(request: CompileRequest, imported: ImportedModel, progress: Pro
     assert request.max_model_len is not None
     shape = Shape(
         tuple(sorted({0, *draft_lengths(request)})), request.max_model_len, request.prefill_chunk,
-        kv_cache_dtype=_caches(request), weights=weights_of(request), draft_ids=_draft_ids(request, imported),
-        host_drafter=request.host_drafter,
+        request.max_num_seqs, kv_cache_dtype=_caches(request), weights=weights_of(request),
+        draft_ids=_draft_ids(request, imported), host_drafter=request.host_drafter,
         host_options=request.drafter_options if request.host_drafter else {},
     )  # fmt: skip
     choice = _PIPELINES[request.method](request, imported, shape, progress)

@@ -47,6 +47,7 @@ class CompileRequest:
     kv_cache_dtype: str = "auto"
     kv_arena: str = "auto"
     max_model_len: int | None = None
+    max_num_seqs: int = 1
     prefill_chunk: int = 64
     calibration: Path | None = None
     draft_layers: tuple[int, ...] | None = None

@@ -56,6 +56,8 @@ class RewriteFlags:
         kv_arena: How one allocation is split between drafter and target: auto, by what they need; 30:70; or
             30:70,20:80, the second for texts over 7,200 tokens; with @SIZE, as in 30:70@1.2G, of so many bytes.
         max_model_len: Most tokens of a text; left out, it follows from the model.
+        max_num_seqs: Texts that caches are laid out for, 1 to 256: one pass of the model then verifies the drafts of
+            all of them.
         prefill_chunk: Prompt tokens of one call, 1 to 512.
     """
 
@@ -76,6 +78,7 @@ class RewriteFlags:
     kv_cache_dtype: Annotated[str, _TARGET] = "auto"
     kv_arena: Annotated[str, _TARGET] = "auto"
     max_model_len: Annotated[int | None, _TARGET] = None
+    max_num_seqs: Annotated[int, _TARGET] = 1
     prefill_chunk: Annotated[int, _TARGET] = 64
 
 
