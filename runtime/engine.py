@@ -13,6 +13,7 @@ from typing import Protocol, Self
 
 from specc.errors import ArtifactError, RequestError
 from specc.runtime import native
+from specc.runtime.batch import Batch
 from specc.runtime.graphs import GraphRunner, device_runs, require_onnxruntime, runner_for
 from specc.runtime.manifest import Manifest, read_file
 from specc.runtime.session import ADAPTIVE, Option, Session
@@ -128,6 +129,16 @@ class Artifact:
         self._check(self._library.specc_session_open(self._open(), c.byref(handle)))
         assert handle.value is not None
         return Session(self._library, handle.value, self.manifest, self._runner)
+
+    def batch(self, texts: int = 0) -> Batch:
+        """Room for `texts` at once whose rounds are played together; 0: as many as it was compiled for.
+
+        Raises RequestError (SPECC-E0601) for an artifact without `--max-num-seqs`, or for more.
+        """
+        handle = c.c_void_p()
+        self._check(self._library.specc_batch_open(self._open(), texts, c.byref(handle)))
+        assert handle.value is not None
+        return Batch(self._library, handle.value, self.manifest)
 
     def generate(
         self,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from specc.errors import ArtifactError, RequestError, SpeccError
 
-INTERFACE_VERSION = 5
+INTERFACE_VERSION = 6
 """SPECC_INTERFACE_VERSION of the header that this binding was written for."""
 
 OK, DONE, CANCELLED, INVALID, ARTIFACT, MEMORY, RUNTIME = range(7)
@@ -48,6 +48,11 @@ PROTOTYPES: dict[str, tuple[object, list[object]]] = {
     ),
     "specc_session_open": (c.c_int, [c.c_void_p, c.POINTER(c.c_void_p)]),
     "specc_session_close": (None, [c.c_void_p]),
+    "specc_batch_open": (c.c_int, [c.c_void_p, c.c_int32, c.POINTER(c.c_void_p)]),
+    "specc_batch_close": (None, [c.c_void_p]),
+    "specc_batch_session": (c.c_int, [c.c_void_p, c.POINTER(c.c_void_p)]),
+    "specc_batch_step": (c.c_int, [c.c_void_p, c.POINTER(c.c_void_p), c.c_size_t]),
+    "specc_batch_stat": (c.c_int, [c.c_void_p, c.c_char_p, c.POINTER(c.c_double)]),
     "specc_session_set_int": (c.c_int, [c.c_void_p, c.c_char_p, c.c_int64]),
     "specc_session_set_float": (c.c_int, [c.c_void_p, c.c_char_p, c.c_double]),
     "specc_session_set_text": (c.c_int, [c.c_void_p, c.c_char_p, c.c_char_p]),

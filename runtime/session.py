@@ -89,7 +89,7 @@ class Session:
         """Set one option; raises RequestError SPECC-E0601 if it is unknown or out of range."""
         encoded, library = name.encode(), self._library
         if isinstance(value, str):
-            self._check(library.specc_session_set_text(self._open(), encoded, value.encode()))
+            self._check(library.specc_session_set_text(self.handle, encoded, value.encode()))
             return
         if isinstance(value, Mapping):
             if name != "logit_bias":
@@ -99,14 +99,14 @@ class Session:
                 )  # fmt: skip
             ids = native.id_array(value.keys(), len(value))
             bias = (c.c_float * len(value))(*value.values())
-            self._check(library.specc_session_set_logit_bias(self._open(), ids, bias, len(value)))
+            self._check(library.specc_session_set_logit_bias(self.handle, ids, bias, len(value)))
             return
         if isinstance(value, Sequence):
             ids = native.id_array(value, len(value))
-            self._check(library.specc_session_set_ids(self._open(), encoded, ids, len(value)))
+            self._check(library.specc_session_set_ids(self.handle, encoded, ids, len(value)))
             return
         if name in _FLOATS:
-            self._check(library.specc_session_set_float(self._open(), encoded, float(value)))
+            self._check(library.specc_session_set_float(self.handle, encoded, float(value)))
             return
         number = int(value)
         if number != value or not -(1 << 63) <= number < 1 << 63:
@@ -114,7 +114,7 @@ class Session:
                 "SPECC-E0601", "an option is out of range", where=name,
                 expected="a whole number of 64 bits", found=str(value), cure="choose another value",
             )  # fmt: skip
-        self._check(library.specc_session_set_int(self._open(), encoded, number))
+        self._check(library.specc_session_set_int(self.handle, encoded, number))
 
     def set_stop_tokens(self, ids: Sequence[int]) -> None:
         """Ids that end generation and are not returned."""
@@ -142,7 +142,7 @@ class Session:
                 return n + 1  # which the engine refuses
 
         wrapped = native.MaskFunction(call) if mask is not None else native.MaskFunction()
-        self._check(self._library.specc_session_set_mask(self._open(), wrapped, None))
+        self._check(self._library.specc_session_set_mask(self.handle, wrapped, None))
         self._mask_callback = wrapped
 
     def set_drafter(self, drafter: Drafter | None) -> None:
@@ -162,13 +162,13 @@ class Session:
                 return 0
 
         wrapped = native.DrafterFunction(call) if drafter is not None else native.DrafterFunction()
-        self._check(self._library.specc_session_set_drafter(self._open(), wrapped, None))
+        self._check(self._library.specc_session_set_drafter(self.handle, wrapped, None))
         self._callback = wrapped
 
     def append(self, ids: Sequence[int]) -> bool:
         """Add prompt tokens and prefill. False if cancelled: then the text is as before."""
         array = native.id_array(ids, len(ids))
-        result = self._check(self._library.specc_session_append(self._open(), array, len(ids)))
+        result = self._check(self._library.specc_session_append(self.handle, array, len(ids)))
         self._cancelled = result == native.CANCELLED
         if not self._cancelled:
             self._tokens.extend(ids)
@@ -177,7 +177,7 @@ class Session:
     def next(self) -> int | None:
         """The next committed token; None at the end, see `finish_reason`."""
         token = c.c_int64()
-        result = self._library.specc_session_next(self._open(), c.byref(token))
+        result = self._library.specc_session_next(self.handle, c.byref(token))
         if result == native.OK:  # committed, whatever the drafter said
             self._tokens.append(token.value)
         self._cancelled = result == native.CANCELLED
@@ -191,9 +191,9 @@ class Session:
         """Of the token that `next` returned last, with the option `logprobs`; else RequestError (SPECC-E0607)."""
         token, count = c.c_float(), c.c_size_t()
         call = self._library.specc_session_logprobs
-        self._check(call(self._open(), c.byref(token), None, None, 0, c.byref(count)))
+        self._check(call(self.handle, c.byref(token), None, None, 0, c.byref(count)))
         ids, best = (c.c_int64 * count.value)(), (c.c_float * count.value)()
-        self._check(call(self._open(), c.byref(token), ids, best, count.value, c.byref(count)))
+        self._check(call(self.handle, c.byref(token), ids, best, count.value, c.byref(count)))
         return Logprobs(token.value, tuple(zip(ids, best, strict=True)))
 
     def iterate(self) -> Iterator[int]:
@@ -203,25 +203,25 @@ class Session:
 
     def rewind(self, count: int) -> None:
         """Keep the first `count` tokens."""
-        self._check(self._library.specc_session_rewind(self._open(), count))
+        self._check(self._library.specc_session_rewind(self.handle, count))
         del self._tokens[count:]
 
     def cancel(self) -> None:
         """Stop at the next round boundary or prefill chunk; from any thread."""
-        self._library.specc_session_cancel(self._open())
+        self._library.specc_session_cancel(self.handle)
 
     @property
     def finish_reason(self) -> str:
         """Why generation ended: stop, length, context, cancelled; empty while it goes on."""
         if self._cancelled:
             return "cancelled"
-        text: bytes = self._library.specc_session_finish_reason(self._open())
+        text: bytes = self._library.specc_session_finish_reason(self.handle)
         return text.decode()
 
     def stat(self, name: str) -> float:
         """One statistic by the name of specc.h."""
         value = c.c_double()
-        self._check(self._library.specc_session_stat(self._open(), name.encode(), c.byref(value)))
+        self._check(self._library.specc_session_stat(self.handle, name.encode(), c.byref(value)))
         return value.value
 
     @property
@@ -259,7 +259,7 @@ class Session:
         target = (c.c_char * capacity).from_buffer(buffer) if capacity else None
         self._check(
             self._library.specc_session_run(
-                self._open(), function.encode(), pointers, counts, len(arrays), target, capacity,
+                self.handle, function.encode(), pointers, counts, len(arrays), target, capacity,
                 c.byref(size),
             )
         )  # fmt: skip
@@ -292,17 +292,19 @@ class Session:
     def _position(self, position: int) -> PositionStats:
         drafted, accepted = c.c_double(), c.c_double()
         call = self._library.specc_session_stat_position
-        self._check(call(self._open(), position, c.byref(drafted), c.byref(accepted)))
+        self._check(call(self.handle, position, c.byref(drafted), c.byref(accepted)))
         return PositionStats(int(drafted.value), int(accepted.value))
 
     def _length(self, index: int, k: int) -> LengthStats:
         rounds, seconds, tokens = c.c_double(), c.c_double(), c.c_double()
         call = self._library.specc_session_stat_k
         references = c.byref(rounds), c.byref(seconds), c.byref(tokens)
-        self._check(call(self._open(), index, *references))
+        self._check(call(self.handle, index, *references))
         return LengthStats(k, int(rounds.value), seconds.value, int(tokens.value))
 
-    def _open(self) -> int:
+    @property
+    def handle(self) -> int:
+        """Of specc.h; raises RequestError (SPECC-E0607) once it is closed."""
         if not self._close.alive:
             raise RequestError("SPECC-E0607", "the session is closed", cure="open another one")
         return self._handle

@@ -80,6 +80,22 @@ def tiny_artifact(tiny_model: Path, shared_folder: Path) -> Path:
     return compiled(tiny_model, shared_folder / "tiny-ngram.specc", "ngram")
 
 
+BATCH_TEXTS, BATCH_LENGTH = 4, 64
+"""Of 256 positions in all, as in other artifacts of the tiny model, so that its leaves are compiled once."""
+
+
+def batch_of(method: str, model: Path, folder: Path) -> Path:
+    """`model` for several texts in one pass."""
+    several = {"max_num_seqs": BATCH_TEXTS, "max_model_len": BATCH_LENGTH, "prefill_chunk": 8}
+    return artifact_of(method, model, folder, "tiny-batch", **several)
+
+
+@pytest.fixture(scope="session")
+def tiny_batch(tiny_model: Path, shared_folder: Path) -> Path:
+    """The tiny Llama with method ngram, for four texts of up to 64 tokens."""
+    return batch_of("ngram", tiny_model, shared_folder)
+
+
 def greedy(model: Path, prompt: list[int], count: int) -> list[int]:
     """Greedy continuation by transformers' generate, with its own cache and attention."""
     from transformers import AutoModelForCausalLM

@@ -2,7 +2,7 @@
  *
  * Threads: an artifact is immutable once loaded and may be shared by sessions on several threads; a session belongs to one
  * thread at a time, except specc_session_cancel, which any thread may call. Sessions of one artifact share its thread pool
- * and take turns per round.
+ * and take turns per round; those of a batch share their rounds, and a thread.
  *
  * Memory: weights are mapped read-only and shared; a session allocates its state when opened and nothing in a round. */
 #ifndef SPECC_H
@@ -18,10 +18,11 @@ extern "C" {
 #define SPECC_API __attribute__((visibility("default")))
 #endif
 
-#define SPECC_INTERFACE_VERSION 5
+#define SPECC_INTERFACE_VERSION 6
 
 typedef struct specc_artifact specc_artifact;
 typedef struct specc_session specc_session;
+typedef struct specc_batch specc_batch;
 
 typedef enum specc_result {
   SPECC_OK = 0,
@@ -193,6 +194,26 @@ SPECC_API specc_result specc_session_stat_k(const specc_session*, size_t index, 
 SPECC_API specc_result specc_session_run(specc_session*, const char* function, const int64_t* const* inputs,
                                          const size_t* counts, size_t n_inputs, void* output, size_t capacity_bytes,
                                          size_t* bytes);
+
+/* Several texts in one pass of the model, for artifacts that were compiled with --max-num-seqs above 1. A batch has the
+ * state of all its sessions; like one session, they and it belong to one thread at a time. They are sessions as above, with
+ * options and drafters of their own, and the tokens of each are those that it makes alone: prompts are prefilled by
+ * specc_session_append, and specc_session_next with nothing to read plays a round of that text by itself.
+ * texts: that may be open at once, 0 for as many as the artifact has room for. */
+SPECC_API specc_result specc_batch_open(specc_artifact*, int32_t texts, specc_batch**);
+/* Its sessions may stay open; what they share is freed with the last. */
+SPECC_API void specc_batch_close(specc_batch*);
+/* A new text of the batch, with a place in its state until specc_session_close. SPECC_INVALID if all are taken. */
+SPECC_API specc_result specc_batch_session(specc_batch*, specc_session**);
+/* Plays a round of each of these sessions whose tokens are all read, and which has not ended and was not cancelled: they
+ * draft one after the other, and one pass verifies the drafts of all. How much each drafts is chosen for the tokens per
+ * second of the whole batch, where its options leave that open. What came of it, specc_session_next tells without running
+ * anything: tokens, the end, or that text's failure, which no other has a part in. Statistics of a session count the
+ * calls of the pass as its own, and of its seconds the share of its rows.
+ * SPECC_INVALID, and nothing is played, for a session of another batch or named twice. */
+SPECC_API specc_result specc_batch_step(specc_batch*, specc_session* const* sessions, size_t count);
+/* Of the passes so far: passes, texts and rows (sums over passes), pass_s (seconds). */
+SPECC_API specc_result specc_batch_stat(const specc_batch*, const char* name, double* value);
 #ifdef __cplusplus
 }
 #endif

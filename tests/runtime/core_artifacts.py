@@ -1,5 +1,6 @@
 """Artifacts whose model is written by hand in tests/runtime/cpp: a manifest for each kind of drafter, and the files."""
 
+import copy
 import hashlib
 import json
 import shutil
@@ -193,6 +194,40 @@ def in_two_plans() -> Json:
     guard = {"page": arena.PAGE, "canary": arena.CANARY}
     found = {"split": "auto", "guard": guard, "writes": 0, "plans": plans}
     return {"state": [*texts.values(), taps], "arena": found}
+
+
+def for_texts(manifest: Json, texts: int) -> Json:
+    """The same with caches for several texts, each from a row of its own on, and a score of what they draft."""
+    manifest = copy.deepcopy(manifest)
+    manifest["model"]["max_num_seqs"] = texts
+    for buffer in manifest["state"]:
+        if buffer["name"] == "taps":
+            buffer |= state("taps", "f32", 4, max(CHUNK, texts * (LENGTHS[-1] + 1)), 2)
+        else:
+            buffer |= state(buffer["name"], "i64", 8, texts * MAX_LEN)
+    for name, function in manifest["functions"].items():
+        given = {value["name"] for value in function["inputs"]}
+        if name.startswith("verify"):
+            function["inputs"].append(function["inputs"][0] | {"name": "rows"})
+            given.add("rows")
+        plan = []
+        for each in function["plan"]:
+            if each["entry"] == "lm":
+                tokens, at, *rest = each["in"]
+                rows = "%rows" if "rows" in given else "%at_rows"
+                if "rows" not in given:
+                    plan.append(call("specc.rows", f"{at} %first_row", "at_rows"))
+                each = each | {"entry": "lm_of", "in": [tokens, at, rows, *rest]}
+            elif each["entry"] in ("draft", "tap_draft", "drawn"):
+                each = each | {"entry": each["entry"] + "_of", "in": [*each["in"], "%first_row"]}
+            plan.append(each)
+        function["plan"] = plan
+    manifest["functions"]["score"] = {
+        "inputs": [value(name, "T") for name in ("tokens", "positions", "rows")],
+        "outputs": [value("logits", "T", VOCAB, dtype="f32")],
+        "plan": manifest["functions"]["verify_0"]["plan"],
+    }
+    return manifest | {"score": "score"}
 
 
 def weights_bytes() -> bytes:

@@ -18,6 +18,7 @@ from tests.runtime.core_artifacts import (
     VALID,
     VOCAB,
     Json,
+    for_texts,
     manifest_of,
     write_artifact,
 )
@@ -47,6 +48,7 @@ COMMON = [
     "string",
     "vector",
 ]
+BATCHED, TEXTS = ("ngram", "none", "tap", "model", "drawn"), 3
 SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 
 
@@ -84,6 +86,9 @@ def build(shared_folder: Path) -> Path:
                 "short",
             ):
                 write_artifact(folder / "artifacts" / kind, manifest_of(kind), folder / "model.so")
+            for kind in BATCHED:
+                several = for_texts(manifest_of(kind), TEXTS)
+                write_artifact(folder / "artifacts" / f"batch-{kind}", several, folder / "model.so")
             (folder / "done").touch()
     return folder
 
@@ -129,7 +134,7 @@ def test_unit(build: Path, tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["session", "pieces", "drawn", "edges", "costs", "policy", "arena"]
+    "name", ["session", "pieces", "drawn", "edges", "costs", "policy", "arena", "batch"]
 )
 def test_session(build: Path, artifacts: Path, name: str) -> None:
     done = run(build / "core_tests", name, artifacts)

@@ -23,6 +23,10 @@ const char* finish_name(Finish finish) {
   }
 }
 
+[[noreturn]] void no_such_statistic(std::string_view name) {
+  throw Error(Code::Option, "there is no such statistic").found(std::string(name));
+}
+
 double stat(const Session& session, std::string_view name) {
   const Stats& stats = session.stats();
   const auto number = [](auto value) { return static_cast<double>(value); };
@@ -50,7 +54,7 @@ double stat(const Session& session, std::string_view name) {
   if (name == "cut_confidence") return number(stats.cut.confidence);
   if (name == "cut_stop") return number(stats.cut.stop);
   if (name == "cut_length") return number(stats.cut.length);
-  throw Error(Code::Option, "there is no such statistic").found(std::string(name));
+  no_such_statistic(name);
 }
 
 template <class Value>
@@ -287,6 +291,59 @@ specc_result specc_session_stat_k(const specc_session* handle, size_t index, dou
     if (rounds != nullptr) *rounds = static_cast<double>(lengths[index].rounds);
     if (seconds != nullptr) *seconds = lengths[index].seconds;
     if (tokens != nullptr) *tokens = static_cast<double>(lengths[index].tokens);
+    return SPECC_OK;
+  });
+}
+
+specc_result specc_batch_open(specc_artifact* handle, int32_t texts, specc_batch** out) {
+  return guarded([&] {
+    require(out, "out");
+    *out = nullptr;
+    require(handle, "artifact");
+    if (texts < 0) throw Error(Code::Option, "the number of texts is negative").where("texts");
+    *out = new specc_batch(handle->artifact, static_cast<size_t>(texts));
+    return SPECC_OK;
+  });
+}
+
+void specc_batch_close(specc_batch* handle) { delete handle; }
+
+specc_result specc_batch_session(specc_batch* handle, specc_session** out) {
+  return guarded([&] {
+    require(out, "out");
+    *out = nullptr;
+    require(handle, "batch");
+    *out = new specc_session(handle->batch.workspace());
+    return SPECC_OK;
+  });
+}
+
+specc_result specc_batch_step(specc_batch* handle, specc_session* const* sessions, size_t count) {
+  return guarded([&] {
+    require(handle, "batch");
+    if (count > 0) require(sessions, "sessions");
+    handle->step.clear();
+    for (size_t i = 0; i < count; ++i) {
+      require(sessions[i], "sessions");
+      handle->step.push_back(&sessions[i]->session);
+    }
+    handle->batch.step(handle->step.data(), count);
+    return SPECC_OK;
+  });
+}
+
+specc_result specc_batch_stat(const specc_batch* handle, const char* name, double* value) {
+  return guarded([&] {
+    require(handle, "batch");
+    require(name, "name");
+    require(value, "value");
+    const Batch::Counts& counts = handle->batch.counts();
+    const std::string_view wanted = name;
+    if (wanted == "passes") *value = static_cast<double>(counts.passes);
+    else if (wanted == "texts") *value = static_cast<double>(counts.texts);
+    else if (wanted == "rows") *value = static_cast<double>(counts.rows);
+    else if (wanted == "pass_s") *value = counts.seconds;
+    else no_such_statistic(wanted);
     return SPECC_OK;
   });
 }

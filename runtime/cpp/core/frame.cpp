@@ -70,13 +70,14 @@ const int64_t* Frame::integers(const Plan& plan, size_t index, size_t count) con
   return static_cast<const int64_t*>(data(plan, index));
 }
 
-Frame::Matrix Frame::matrix(const Plan& plan, size_t index) const {
+Frame::Matrix Frame::matrix(const Plan& plan, size_t index, size_t rows) const {
   specc_tensor* tensor = output(plan, index);
   const std::vector<int64_t>& agreed = plan.outputs[index].shape;
+  const int64_t wanted = agreed[0] == kRows ? static_cast<int64_t>(rows) : agreed[0];
   int32_t dtype = 0, ndim = 0;
   const int64_t *shape = nullptr, *stride = nullptr;
   const bool right = model_.info(tensor, &dtype, &ndim, &shape, &stride) == 0 && dtype == SPECC_F32 && ndim == 2 &&
-                     shape[0] == agreed[0] && shape[1] == agreed[1] && stride[1] == 1 && stride[0] >= 0;
+                     shape[0] == wanted && shape[1] == agreed[1] && stride[1] == 1 && stride[0] >= 0;
   if (!right) other_value(plan, index, "f32" + shape_text(agreed));
   return {static_cast<const float*>(data(plan, index)), static_cast<size_t>(stride[0])};
 }

@@ -26,12 +26,12 @@ class Frame {
 
   // `count` int64 of an output, checked for dtype, size and layout. Throws Error(Compute).
   const int64_t* integers(const Plan& plan, size_t index, size_t count) const;
-  // The same for f32 [rows, columns], whose rows may lie apart.
+  // The same for f32 [rows, columns], whose rows may lie apart. `rows`: T, where it is that many.
   struct Matrix {
     const float* data;
     size_t stride;  // elements from one row to the next
   };
-  Matrix matrix(const Plan& plan, size_t index) const;
+  Matrix matrix(const Plan& plan, size_t index, size_t rows = 0) const;
   // Where an output's elements are, here. Throws Error(Compute) if a device has them and does not hand them out.
   const void* data(const Plan& plan, size_t index) const;
 

@@ -2,8 +2,10 @@
 #pragma once
 
 #include <memory>
+#include <vector>
 
 #include "artifact.h"
+#include "engine/batch.h"
 #include "engine/session.h"
 #include "error.h"
 #include "specc.h"
@@ -13,8 +15,17 @@ struct specc_artifact {
 };
 
 struct specc_session {
-  explicit specc_session(std::shared_ptr<specc::Artifact> artifact) : session(std::move(artifact)) {}
+  template <class Home>  // an artifact, or a batch's workspace
+  explicit specc_session(std::shared_ptr<Home> home) : session(std::move(home)) {}
   specc::Session session;
+};
+
+struct specc_batch {
+  specc_batch(std::shared_ptr<specc::Artifact> artifact, size_t texts) : batch(std::move(artifact), texts) {
+    step.reserve(batch.workspace()->texts());
+  }
+  specc::Batch batch;
+  std::vector<specc::Session*> step;  // of the step at hand
 };
 
 namespace specc {

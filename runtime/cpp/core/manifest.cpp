@@ -226,6 +226,7 @@ Manifest Manifest::parse(std::string text, const std::string& source) {
   manifest.draft_lengths = read_draft_lengths(root.at("num_speculative_tokens"));
   manifest.drafter = read_drafter(root.at("drafter"));
   manifest.rounds = read_rounds(root.at("rounds"));
+  if (const auto score = root.find("score")) manifest.score = score->string();
   const bool beside = !manifest.drafter.host_drafter.empty() && !manifest.drafter.on_host();
   if (beside && !manifest.in_pieces()) {
     root.at("rounds").fail("what a host drafter finds is verified by itself", "the verify function of each round");

@@ -85,6 +85,7 @@ struct Manifest {
   std::vector<int64_t> draft_lengths;  // num_speculative_tokens: ascending, begins with 0
   DrafterSpec drafter;
   std::vector<RoundSpec> rounds;
+  std::string score;  // verifies what several texts drafted; empty: the artifact has no such function
   std::vector<StateSpec> state;
   ArenaSpec arena;  // where it lies
   std::vector<FunctionSpec> functions;
@@ -92,6 +93,7 @@ struct Manifest {
   uint64_t weights_bytes = 0;
   std::vector<FileSpec> files;
 
+  size_t longest_draft() const { return static_cast<size_t>(draft_lengths.back()); }
   // Whether every round has its pieces, so that the engine may choose the tokens.
   bool in_pieces() const;
 

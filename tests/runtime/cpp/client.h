@@ -39,6 +39,9 @@ class Client {
   explicit Client(const Artifact& artifact) {
     if (specc_session_open(artifact.get(), &handle_) != SPECC_OK) throw std::runtime_error(specc_last_error());
   }
+  explicit Client(specc_batch* batch) {
+    if (specc_batch_session(batch, &handle_) != SPECC_OK) throw std::runtime_error(specc_last_error());
+  }
   ~Client() { specc_session_close(handle_); }
   Client(const Client&) = delete;
   Client& operator=(const Client&) = delete;

@@ -38,6 +38,7 @@ int main(int argc, char** argv) {
   if (name == "costs") costs_test(folder);
   if (name == "policy") policy_test(folder);
   if (name == "arena") arena_test(folder);
+  if (name == "batch") batch_test(folder);
   if (name == "edges") edges_test(folder);
   if (name == "replace") replace_test(folder);
   std::cout << name << ": " << failures << " failures\n";

@@ -16,6 +16,7 @@ void drawn_test(const std::string& artifacts);
 void costs_test(const std::string& artifacts);
 void policy_test(const std::string& artifacts);
 void arena_test(const std::string& artifacts);
+void batch_test(const std::string& artifacts);
 void edges_test(const std::string& artifacts);
 void replace_test(const std::string& artifact);
 int load_and_report(const std::string& artifact);

@@ -92,6 +92,11 @@ void positions(specc_tensor** in, specc_tensor** out, const int64_t* attrs) {
   }
 }
 
+void rows_of(specc_tensor** in, specc_tensor** out, const int64_t*) {
+  out[0] = new_ints(in[0]->shape[0]);
+  for (int64_t i = 0; i < in[0]->shape[0]; ++i) ints(out[0])[i] = ints(in[0])[i] + ints(in[1])[0];
+}
+
 void cat2(specc_tensor** in, specc_tensor** out, const int64_t*) {
   const int64_t a = in[0]->shape[0], b = in[1]->shape[0];
   out[0] = new_ints(a + b);
@@ -146,12 +151,14 @@ void write_text(specc_tensor* tokens, specc_tensor* at, specc_tensor* text) {
 
 struct LmJob {
   specc_tensor **in, **out;
+  const int64_t* rows;  // where each token was written; null: at its position
 };
 
 void lm_row(void* arg, int32_t part) {
   const auto& job = *static_cast<LmJob*>(arg);
-  const int64_t position = ints(job.in[1])[part];
-  tiny::logits(ints(job.in[2]), static_cast<size_t>(position) + 1, ints(job.in[3])[0] + TINY_SALT,
+  const int64_t position = ints(job.in[1])[part], more = job.rows == nullptr ? 0 : 1;
+  const int64_t start = job.rows == nullptr ? 0 : job.rows[part] - position;
+  tiny::logits(ints(job.in[2 + more]) + start, static_cast<size_t>(position) + 1, ints(job.in[3 + more])[0] + TINY_SALT,
                floats(job.out[1]) + part * tiny::kVocab);
   floats(job.out[0])[2 * part] = static_cast<float>(position);
   floats(job.out[0])[2 * part + 1] = static_cast<float>(ints(job.in[0])[part]);
@@ -163,7 +170,17 @@ void lm(specc_tensor** in, specc_tensor** out, const int64_t*) {
   write_text(in[0], in[1], in[2]);
   out[0] = new_floats(rows, 2);
   out[1] = new_floats(rows, tiny::kVocab);
-  LmJob job{in, out};
+  LmJob job{in, out, nullptr};
+  host->parallel(host->pool, static_cast<int32_t>(rows), lm_row, &job);
+}
+
+// tokens, positions, rows, texts, salt -> hidden [T, 2], logits [T, V]. Each row of the text that begins at row - position.
+void lm_of(specc_tensor** in, specc_tensor** out, const int64_t*) {
+  const int64_t rows = in[0]->shape[0];
+  write_text(in[0], in[2], in[3]);
+  out[0] = new_floats(rows, 2);
+  out[1] = new_floats(rows, tiny::kVocab);
+  LmJob job{in, out, ints(in[2])};
   host->parallel(host->pool, static_cast<int32_t>(rows), lm_row, &job);
 }
 
@@ -185,6 +202,21 @@ void draft(specc_tensor** in, specc_tensor** out, const int64_t* attrs) {
   ints(in[3])[n] = ints(in[1])[0];
   out[0] = new_ints(attrs[0]);
   draft_steps(ints(in[3]), in[3]->shape[0], n, attrs[0], ints(in[4])[0], ints(out[0]));
+}
+
+// Calls `body` on the text, input `which` of `count`, that begins at the row that the last input says.
+template <class Body>
+void on_text_of(specc_tensor** in, int which, int count, Body&& body) {
+  specc_tensor* whole = in[which];
+  specc_tensor text = *whole;
+  text.data = reinterpret_cast<char*>(ints(whole) + ints(in[count])[0]);
+  in[which] = &text;
+  body();
+  in[which] = whole;
+}
+
+void draft_of(specc_tensor** in, specc_tensor** out, const int64_t* attrs) {
+  on_text_of(in, 3, 5, [&] { draft(in, out, attrs); });
 }
 
 void draft_write(specc_tensor** in, specc_tensor**, const int64_t*) { write_text(in[0], in[1], in[2]); }
@@ -243,6 +275,14 @@ void drawn(specc_tensor** in, specc_tensor** out, const int64_t* attrs) {
   }
 }
 
+void tap_draft_of(specc_tensor** in, specc_tensor** out, const int64_t* attrs) {
+  on_text_of(in, 4, 6, [&] { tap_draft(in, out, attrs); });
+}
+
+void drawn_of(specc_tensor** in, specc_tensor** out, const int64_t* attrs) {
+  on_text_of(in, 4, 6, [&] { drawn(in, out, attrs); });
+}
+
 void broken(specc_tensor**, specc_tensor**, const int64_t*) { throw Failure{"broken on purpose"}; }
 
 struct Entry {
@@ -264,6 +304,12 @@ constexpr Entry kEntries[] = {
     {"tap_draft", tap_draft, 6, 1, 2},
     {"drawn", drawn, 6, -1, 1},
     {"broken", broken, 0, 1, 0},
+    // The same for the text of a batch that begins at the row that the last input says.
+    {"specc.rows", rows_of, 2, 1, 0},
+    {"lm_of", lm_of, 5, 2, 0},
+    {"draft_of", draft_of, 6, 1, 1},
+    {"tap_draft_of", tap_draft_of, 7, 1, 2},
+    {"drawn_of", drawn_of, 7, -1, 1},
 };
 constexpr int32_t kCount = sizeof kEntries / sizeof kEntries[0];
 

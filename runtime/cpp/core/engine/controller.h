@@ -33,6 +33,9 @@ class LengthController {
   // catch_up_seconds: spent once, before the round, because rounds without drafts had left the drafter behind.
   void observe(size_t index, size_t accepted, double seconds, double catch_up_seconds = 0);
 
+  // The same of a round whose cost is not this controller's to know: a batch shares it.
+  void observe_acceptance(size_t index, size_t accepted) { learn_acceptance(static_cast<size_t>(lengths_[index]), accepted); }
+
   double expected_tokens(size_t index) const;
   double rate(size_t index) const;  // expected tokens per second
   size_t current() const { return current_; }

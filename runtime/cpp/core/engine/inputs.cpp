@@ -30,19 +30,26 @@ const std::vector<InputSpec> kVerifyInputs = {
     {"parents", SPECC_I64, kBlock},
 };
 
+const std::vector<InputSpec> kScoreInputs = {
+    {"tokens", SPECC_I64, kRows},
+    {"positions", SPECC_I64, kRows},
+    {"rows", SPECC_I64, kRows},
+    {"parents", SPECC_I64, kRows},
+};
+
 const std::vector<InputSpec> kCommitInputs = {
     {"rows", SPECC_I64, kBlock},
     {"nodes", SPECC_I64, kBlock},
 };
 
-Inputs::Inputs(const Manifest& manifest, ModelLibrary& library)
-    : tokens(static_cast<size_t>(std::max(manifest.model.prefill_chunk, manifest.draft_lengths.back() + 1))),
+Inputs::Inputs(const Manifest& manifest, ModelLibrary& library, size_t score_rows)
+    : tokens(std::max(static_cast<size_t>(manifest.model.prefill_chunk), score_rows)),
       positions(tokens.size()),
       rows(tokens.size()),
       drafts(static_cast<size_t>(std::max<int64_t>(1, manifest.draft_lengths.back()))),
-      parents(drafts.size() + 1),
-      depths(parents.size()),
-      nodes(parents.size()),
+      parents(score_rows),
+      depths(drafts.size() + 1),
+      nodes(depths.size()),
       chunk_(static_cast<size_t>(manifest.model.prefill_chunk)),
       library_(library) {}
 
@@ -60,10 +67,10 @@ void Inputs::bind(const Plan& plan, size_t usual_rows) {
   for (const auto& input : plan.inputs) {
     bound.has_rows |= std::find(input.shape.begin(), input.shape.end(), kRows) != input.shape.end();
   }
-  bound.by_rows.resize(bound.has_rows ? chunk_ + 1 : 1);
+  bound.by_rows.resize(bound.has_rows ? std::max(chunk_, usual_rows) + 1 : 1);
   const Turn turn(library_.turn());
   if (!bound.has_rows) views(plan, 0);
-  for (size_t rows = 1; bound.has_rows && rows <= std::min(usual_rows, chunk_); ++rows) views(plan, rows);
+  for (size_t rows = 1; bound.has_rows && rows <= usual_rows; ++rows) views(plan, rows);
 }
 
 specc_tensor* const* Inputs::views(const Plan& plan, size_t rows) {

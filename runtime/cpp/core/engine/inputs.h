@@ -20,11 +20,13 @@ struct InputSpec {
   int32_t dtype;
   int64_t rows;  // a number, kRows or kDrafts
 };
-extern const std::vector<InputSpec> kPrefillInputs, kExtendInputs, kRoundInputs, kVerifyInputs, kCommitInputs;
+extern const std::vector<InputSpec> kPrefillInputs, kExtendInputs, kRoundInputs, kVerifyInputs, kScoreInputs,
+    kCommitInputs;
 
 class Inputs {
  public:
-  Inputs(const Manifest& manifest, ModelLibrary& library);
+  // score_rows: of the longest score.
+  Inputs(const Manifest& manifest, ModelLibrary& library, size_t score_rows);
   ~Inputs();
   Inputs(const Inputs&) = delete;
   Inputs& operator=(const Inputs&) = delete;
@@ -32,14 +34,16 @@ class Inputs {
   // Filled in by the session before it runs a function.
   int64_t root = 0, previous = 0, length = 0, first_row = 0, tap_row = 0, seed = 0;
   double temperature = 0;
-  std::vector<int64_t> tokens, positions, rows;  // prefill, verify, extension (whose tokens are called next_tokens)
+  std::vector<int64_t> tokens, positions, rows;  // prefill, verify, score, extension (whose tokens are called next_tokens)
   std::vector<int64_t> drafts;                   // host drafters
-  std::vector<int64_t> parents, depths, nodes;   // where their drafts may be a tree: the root's first
+  std::vector<int64_t> parents;                  // where drafts may be a tree: of each row
+  std::vector<int64_t> depths, nodes;            // the root's first
 
   // Rows of the longest prefill or extension.
   size_t chunk() const { return chunk_; }
 
-  // Prepares a plan whose inputs are named as above, and its views for up to `usual_rows` rows.
+  // Prepares a plan whose inputs are named as above, and its views for up to `usual_rows` rows, which may be more than a
+  // chunk.
   void bind(const Plan& plan, size_t usual_rows = 0);
   // Views for `rows` rows (any number, if the plan has no "T": those are made by bind). Made at the first call for a
   // number of rows; the caller holds the library's turn.

@@ -3,29 +3,10 @@
 #include <algorithm>
 
 #include "../error.h"
+#include "results.h"
 #include "session.h"
 
 namespace specc {
-namespace {
-
-// The results of the last plan, which may be read without the library's turn. Letting go of them takes one.
-class Results {
- public:
-  Results(Frame& frame, ModelLibrary& library) : frame_(frame), library_(library) {}
-  ~Results() {
-    const Turn turn(library_.turn());
-    frame_.clear();
-  }
-  Results(const Results&) = delete;
-  Results& operator=(const Results&) = delete;
-
- private:
-  Frame& frame_;
-  ModelLibrary& library_;
-};
-
-}  // namespace
-
 void Session::set_mask(specc_mask_fn mask, void* user) {
   if (mask != nullptr) require_pieces(artifact_->manifest(), "mask");
   mask_.set(mask, user, static_cast<size_t>(artifact_->manifest().model.vocab_size), round_tokens_.size());
@@ -71,63 +52,78 @@ size_t Session::take_drafts(const Round& round) {
   if (std::any_of(drafts, drafts + round.draft_length, [&](int64_t id) { return id < 0 || id >= vocab_size; })) {
     throw Error(Code::Compute, "a drafter proposed tokens out of range").where(round.propose->name);
   }
-  std::copy_n(drafts, round.draft_length, inputs_.drafts.begin());
+  std::copy_n(drafts, round.draft_length, drafts_.begin());
   if (draws(round)) draft_scores_.take(frame_, round);
   return options_.confidence > 0 ? DraftScores::trusted(frame_, round, options_.confidence) : round.draft_length;
 }
 
-// Prepares the shortest verification of so many drafts. Rows beyond them hold drafts that do not count.
-const Round& Session::fill_verify(size_t drafts) {
-  const auto& lengths = artifact_->manifest().draft_lengths;
-  const auto enough = [&](int64_t length) { return static_cast<size_t>(length) >= drafts; };
-  const auto length_index = static_cast<size_t>(std::find_if(lengths.begin(), lengths.end(), enough) - lengths.begin());
-  const Round& verified = artifact_->rounds().round(length_index, 0);
-  const size_t n = root_position();
-  for (size_t row = 0; row <= verified.draft_length; ++row) {
-    inputs_.tokens[row] = row == 0 ? committed_[n] : inputs_.drafts[row - 1];
-    inputs_.rows[row] = static_cast<int64_t>(n + row);
-    inputs_.positions[row] = verified.commit == nullptr ? inputs_.rows[row] : static_cast<int64_t>(n) + inputs_.depths[row];
-  }
-  return verified;
-}
-
-Session::Execution Session::execute_pieces(const Round& round) {
+// Drafts, and asks what a grammar lets stand.
+void Session::draft_pieces() {
   ready_sampler();
+  const Round& round = *play_.round;
   const size_t rows = fill_round(round);
-  const Results results(frame_, artifact_->library());
-  double seconds = 0;
-  size_t trusted = round.draft_length;
+  play_.trusted = round.draft_length;
   if (round.propose != nullptr) {
-    seconds += run_piece(*round.propose, rows);
-    trusted = take_drafts(round);
+    const Results results(frame_, artifact_->library());
+    play_.seconds += play_.propose_seconds = run_piece(*round.propose, rows);
+    play_.trusted = take_drafts(round);
   }
   const Stopwatch masking;
-  const int64_t* drafts = inputs_.drafts.data();
-  const size_t allowed = mask_ ? mask_.ask(committed_.data(), turn_start_, committed_.size(), drafts, trusted)
-                               : trusted;
-  seconds += masking.seconds();
+  play_.allowed = mask_ ? mask_.ask(committed_.data(), turn_start_, committed_.size(), drafts_.data(), play_.trusted)
+                        : play_.trusted;
+  play_.seconds += masking.seconds();
+  const auto& lengths = artifact_->manifest().draft_lengths;
+  const auto enough = [&](int64_t length) { return static_cast<size_t>(length) >= play_.allowed; };
+  const auto length_index = static_cast<size_t>(std::find_if(lengths.begin(), lengths.end(), enough) - lengths.begin());
+  play_.verified = &artifact_->rounds().round(length_index, 0);
+}
 
-  const Round& verified = fill_verify(allowed);
-  seconds += run_piece(*verified.verify, 0);
-  const Stopwatch choosing;
+// The root and `count` drafts, as a verification or a score takes them, from row `at` of the call on.
+void Session::fill_block(size_t at, size_t count) {
+  const size_t n = root_position();
+  const bool tree = play_.verified->commit != nullptr;
+  for (size_t row = 0; row <= count; ++row) {
+    const size_t to = at + row;
+    inputs_.tokens[to] = row == 0 ? committed_[n] : drafts_[row - 1];
+    inputs_.rows[to] = row_of(n + row);
+    inputs_.positions[to] = static_cast<int64_t>(n) + (tree ? depths_[row] : static_cast<int64_t>(row));
+    inputs_.parents[to] = row == 0 || !tree ? -1 : parents_[row] + static_cast<int64_t>(at);
+  }
+}
+
+// Runs the shortest verification of the drafts, and chooses. Rows beyond them hold drafts that do not count.
+void Session::verify_alone() {
+  const Round& verified = *play_.verified;
+  fill_block(0, verified.draft_length);
+  const Results results(frame_, artifact_->library());
+  place_.workspace().begin_taps();
+  const double seconds = run_piece(*verified.verify, 0);
   const Frame::Matrix logits = frame_.matrix(*verified.verify, verified.logits_output);
+  choose(logits.data, logits.stride, seconds);
+}
+
+// The round's tokens. `seconds`: what this text's rows of the logits took.
+void Session::choose(const float* logits, size_t stride, double seconds) {
+  const Round& round = *play_.round;
+  const Stopwatch choosing;
   RoundLogits scored;
-  scored.logits = logits.data;
-  scored.stride = logits.stride;
-  scored.drafts = drafts;
-  scored.draft_count = allowed;
-  if (verified.commit != nullptr && branches()) scored.parents = draft_parents_.data();
+  scored.logits = logits;
+  scored.stride = stride;
+  scored.drafts = drafts_.data();
+  scored.draft_count = play_.allowed;
+  if (play_.verified->commit != nullptr && branches()) scored.parents = draft_parents_.data();
   if (draws(round)) {
     // A draft that a grammar forbids is not cut, which would tell of it, but tried in vain: it has no probability.
     scored.draft = draft_scores_.logits();
-    scored.draft_count = std::min(allowed + 1, trusted);
+    scored.draft_count = std::min(play_.allowed + 1, play_.trusted);
   }
   scored.allowed = mask_.bits();
   scored.allowed_words = mask_.words();
   sampled_ = sampler_->choose({committed_.data(), turn_start_, committed_.size()}, scored);
   std::copy_n(sampled_.tokens, sampled_.accepted + 1, round_tokens_.begin());
-  if (scored.parents != nullptr) seconds += commit_path(verified);
-  return {sampled_.accepted, trusted, allowed, seconds + choosing.seconds()};
+  play_.accepted = sampled_.accepted;
+  play_.branched = scored.parents != nullptr;
+  play_.seconds += seconds + choosing.seconds();
 }
 
 Session::Logprobs Session::logprobs() const {

@@ -23,48 +23,76 @@ size_t largest_within(const std::vector<int64_t>& lengths, size_t limit) {
 
 // False if cancelled.
 bool Session::play_round() {
+  if (!open_round()) return true;
+  size_t length_index = choose_found();
+  const bool found = length_index > 0;
+  if (!found) length_index = choose_length();
+  if (!begin_round(length_index, found)) return false;
+  if (play_.round->given || chooses()) {
+    draft_pieces();
+    verify_alone();
+  } else {
+    execute(*play_.round);
+  }
+  end_round(0);
+  return true;
+}
+
+bool Session::may_play() const {
+  require_text();
+  return unread_ == 0 && !failure_ && !cancelled_.load(std::memory_order_acquire);
+}
+
+bool Session::open_round() {
   const Commit full = commit_round(nullptr, 0, options_.rules, room_in_request(), room_in_context());
   if (full.finish != Finish::kNone) {
     finish_ = full.finish;
     membership_.leave();
-    return true;
+    return false;
   }
   membership_.join(options_.draft_weight);
   make_room(committed_.size());  // what the append foresaw, unless max_tokens was raised since
-  const Stopwatch watch;
-  const double draft_before = stats_.draft_s;
-  size_t length_index = choose_found();
-  bool found = length_index > 0;
-  if (!found) length_index = choose_length();
+  play_ = {};
+  play_.draft_before = stats_.draft_s;
+  play_.prefill_before = stats_.prefill_s;
+  play_.prefill_tokens_before = stats_.prefill_tokens;
+  return true;
+}
+
+// Drafts on the host, and brings the state to where the round begins. False if cancelled.
+bool Session::begin_round(size_t length_index, bool found) {
   const auto& lengths = artifact_->manifest().draft_lengths;
-  if (on_host() || replaces()) {
+  if (!found && (on_host() || replaces())) {
     length_index = largest_within(lengths, propose(static_cast<size_t>(lengths[length_index])));
     found = replaces() && length_index > 0;
   }
-  const size_t depth_index = options_.depth_index == kAdaptive ? depth_controller_.index() : options_.depth_index;
+  play_.length_index = length_index;
+  play_.depth_index = options_.depth_index == kAdaptive ? depth_controller_.index() : options_.depth_index;
   const RoundTable& rounds = artifact_->rounds();
-  const Round& round = found ? rounds.given(length_index) : rounds.round(length_index, depth_index);
-  const double prefill_before = stats_.prefill_s;
-  const uint64_t prefill_tokens_before = stats_.prefill_tokens;
+  play_.round = &(found ? rounds.given(length_index) : rounds.round(length_index, play_.depth_index));
   catch_up_s_ = 0;
-  if (!ready_for(round)) return false;
+  if (!ready_for(*play_.round)) return false;
   if (stats_.rounds > 0) {
     // No prompt, but what rounds without drafts left behind: a cost of drafting, which tokens per second must not hide.
-    stats_.prefill_s = prefill_before;
-    stats_.prefill_tokens = prefill_tokens_before;
+    stats_.prefill_s = play_.prefill_before;
+    stats_.prefill_tokens = play_.prefill_tokens_before;
   } else {
     catch_up_s_ = 0;
   }
-  const Execution done = found || chooses() ? execute_pieces(round) : execute(round);
+  return true;
+}
+
+// Commits what was chosen. `taps_offset`: the call's row of the root.
+void Session::end_round(size_t taps_offset) {
+  if (play_.branched) play_.seconds += commit_path(*play_.verified);
   look_at_guards(false);
   const size_t committed_before = committed_.size();
-  commit(round, done.accepted);
+  commit(taps_offset);
   if (finish_ != Finish::kNone) look_at_guards(true);
-  last_length_index_ = length_index;
-  if (round.draft_length > 0 && !found) last_depth_index_ = depth_index;
-  stats_.decode_s += watch.seconds() - (stats_.prefill_s - prefill_before);
-  record(round, length_index, done, committed_.size() - committed_before, stats_.draft_s - draft_before);
-  return true;
+  last_length_index_ = play_.length_index;
+  if (play_.round->draft_length > 0 && !play_.round->given) last_depth_index_ = play_.depth_index;
+  stats_.decode_s += play_.watch.seconds() - (stats_.prefill_s - play_.prefill_before);
+  record(committed_.size() - committed_before);
 }
 
 // The longest draft that the caller allows, as an index into the lengths.
@@ -92,12 +120,22 @@ void Session::look_at_guards(bool last) {
 }
 
 size_t Session::choose_length() {
-  const size_t most = most_drafts();
-  const size_t index = adapts() ? std::min(controller().choose(), most) : most;
+  const size_t chosen = adapts() ? controller().choose() : ~size_t{0};
+  return std::min(chosen, longest());
+}
+
+size_t Session::longest() const {
   const DrafterSpec& drafter = artifact_->manifest().drafter;
   if (root_position() < static_cast<size_t>(drafter.min_length)) return 0;
   if (root_position() + static_cast<size_t>(drafter.draft_rows) > max_len_) return 0;
-  return within_room(index);
+  return within_room(most_drafts());
+}
+
+bool Session::adapts() const { return options_.length_index == kAdaptive && options_.length_policy.adapts(); }
+
+LengthController& Session::controller() {
+  if (replaces() || (on_host() && callback_ != nullptr)) return host_controller_;
+  return chooses() ? piece_controller_ : length_controller_;
 }
 
 // The longest draft up to this one that makes sense.
@@ -110,14 +148,27 @@ size_t Session::within_room(size_t index) const {
   return artifact_->rounds().within(index, max_len_ - 1 - root_position());
 }
 
-// The length of what a drafter on the host found, where it stands beside one in the graph and promises more; or 0.
 size_t Session::choose_found() {
   if (!finds() || options_.length_index == 0 || controller().rounds() < kGraphFirst) return 0;
+  const size_t allowed = most_drafts();
+  return find(controller().rate(adapts() ? std::min(controller().current(), allowed) : allowed));
+}
+
+// The length of what a drafter on the host found, where it stands beside one in the graph that gives `rate` tokens per
+// second, and promises more; or 0.
+size_t Session::find(double rate) {
   const auto& lengths = artifact_->manifest().draft_lengths;
-  const size_t allowed = most_drafts(), most = within_room(allowed);
-  const size_t longest = largest_within(lengths, propose(static_cast<size_t>(lengths[most])));
-  const size_t instead = adapts() ? std::min(controller().current(), allowed) : allowed;
-  return found_drafts_.choose(longest, controller().rate(instead));
+  const size_t most = within_room(most_drafts());
+  return found_drafts_.choose(largest_within(lengths, propose(static_cast<size_t>(lengths[most]))), rate);
+}
+
+bool Session::draft(size_t length_index, double rate) {
+  play_.in_batch = true;
+  const bool finding = finds() && options_.length_index != 0 && stats_.rounds >= kGraphFirst;
+  const size_t found = finding ? find(rate) : 0;
+  if (!begin_round(found > 0 ? found : length_index, found > 0)) return false;
+  draft_pieces();
+  return true;
 }
 
 // Brings the state to where the round expects it; there is something to do only after a rewind, a cancelled prefill or
@@ -131,7 +182,7 @@ bool Session::ready_for(const Round& round) {
   // Rounds without drafts leave it further behind.
   const auto lag = static_cast<size_t>(artifact_->manifest().drafter.lag);
   if (round.draft_length > 0 && !round.given && drafter_written_ + lag < n && !catch_up(drafter_written_)) return false;
-  if (round.reads_taps && n > 0 && !taps_.covers(n - 1)) return catch_up(n - 1);
+  if (round.reads_taps && n > 0 && !taps_cover(n - 1)) return catch_up(n - 1);
   return true;
 }
 
@@ -141,7 +192,8 @@ size_t Session::fill_round(const Round& round) {
   inputs_.root = committed_[n];
   inputs_.previous = committed_[n == 0 ? 0 : n - 1];
   inputs_.length = static_cast<int64_t>(n);
-  inputs_.tap_row = n > 0 && taps_.covers(n - 1) ? static_cast<int64_t>(n - 1 - taps_.start) : 0;
+  inputs_.first_row = first_row_;
+  inputs_.tap_row = n > 0 && taps_cover(n - 1) ? static_cast<int64_t>(n - 1 - taps_.start + taps_.offset) : 0;
   inputs_.seed = options_.sampling.seed;
   inputs_.temperature = options_.sampling.temperature;
   if (options_.sampling.rule != AcceptanceRule::kMatch) {
@@ -149,7 +201,6 @@ size_t Session::fill_round(const Round& round) {
     inputs_.seed = static_cast<int64_t>(round_seed(static_cast<uint64_t>(inputs_.seed), Purpose::kDraft, n));
     if (!draws(round)) inputs_.temperature = 0;
   }
-  taps_.rows = 0;  // overwritten by what follows, should it fail
   if (!round.extends) return 0;
   // The last row is always among them: drafts go on from it.
   const size_t from = std::min(drafter_written_, n - 1);
@@ -162,15 +213,24 @@ void Session::run_plan(const Plan& plan, size_t rows) {
   const Frame::Counts before = frame_.counts();
   const uint32_t met = artifact_->library().thread_syncs();
   frame_.execute(plan, inputs_.views(plan, rows));
-  stats_.launches += frame_.counts().launches - before.launches;
-  stats_.host_syncs += frame_.counts().host_syncs - before.host_syncs;
-  stats_.thread_syncs += artifact_->library().thread_syncs() - met;
+  count_calls({frame_.counts().launches - before.launches, frame_.counts().host_syncs - before.host_syncs},
+              artifact_->library().thread_syncs() - met);
+}
+
+void Session::count_calls(const Frame::Counts& calls, uint32_t thread_syncs) {
+  stats_.launches += calls.launches;
+  stats_.host_syncs += calls.host_syncs;
+  stats_.thread_syncs += thread_syncs;
 }
 
 // Runs the round into round_tokens_. Commits nothing.
-Session::Execution Session::execute(const Round& round) {
+void Session::execute(const Round& round) {
   const size_t n = root_position();
   const size_t rows = fill_round(round);
+  std::copy(drafts_.begin(), drafts_.end(), inputs_.drafts.begin());
+  std::copy(parents_.begin(), parents_.end(), inputs_.parents.begin());
+  std::copy(depths_.begin(), depths_.end(), inputs_.depths.begin());
+  place_.workspace().begin_taps();
   const Turn turn(artifact_->library().turn());
   const Stopwatch watch;  // waiting for other sessions is no cost of the round
   const FrameGuard guard(frame_);
@@ -191,11 +251,14 @@ Session::Execution Session::execute(const Round& round) {
   }
   std::copy_n(tokens, accepted + 1, round_tokens_.begin());
   sampled_ = {};
-  return {static_cast<size_t>(accepted), round.draft_length, round.draft_length, seconds};
+  play_.trusted = play_.allowed = round.draft_length;
+  play_.accepted = static_cast<size_t>(accepted);
+  play_.seconds = seconds;
 }
 
-void Session::commit(const Round& round, size_t accepted) {
-  const size_t n = root_position();
+void Session::commit(size_t taps_offset) {
+  const Round& round = *play_.round;
+  const size_t n = root_position(), accepted = play_.accepted;
   const Commit result =
       commit_round(round_tokens_.data(), accepted + 1, options_.rules, room_in_request(), room_in_context());
   committed_.insert(committed_.end(), round_tokens_.begin(),
@@ -214,29 +277,31 @@ void Session::commit(const Round& round, size_t accepted) {
     drafter_written_ = n + std::min(rows, round.draft_length);  // the last draft was proposed, but not fed
   }
   written_ = n + rows;
-  taps_ = {n, rows};
+  taps_ = {n, rows, taps_offset, place_.workspace().taps()};
 }
 
-void Session::record(const Round& round, size_t length_index, const Execution& done, size_t kept,
-                     double draft_seconds) {
-  const size_t accepted = done.accepted;
+void Session::record(size_t kept) {
+  const Round& round = *play_.round;
+  const size_t accepted = play_.accepted, length_index = play_.length_index;
   ++stats_.rounds;
   stats_.new_tokens += kept;
-  stats_.round_s += done.seconds;
+  stats_.round_s += play_.seconds;
   LengthStats& length = stats_.lengths[length_index];
   ++length.rounds;
   length.tokens += kept;
-  length.seconds += done.seconds;
+  length.seconds += play_.seconds;
   // Looking for drafts in vain says nothing of what a round without them costs.
-  const double cost = done.seconds + (round.draft_length > 0 ? draft_seconds : 0);
+  const double cost = play_.seconds + (round.draft_length > 0 ? stats_.draft_s - play_.draft_before : 0);
   stats_.found_drafts += round.given;
   if (round.given && !replaces()) {
     found_drafts_.observe(length_index, accepted, cost);
+  } else if (play_.in_batch) {
+    controller().observe_acceptance(length_index, accepted);
   } else {
     controller().observe(length_index, accepted, cost, catch_up_s_);
   }
   if (round.draft_length > 0 || most_drafts() == 0) {
-    window_.observe(round.draft_length, accepted, static_cast<size_t>(artifact_->manifest().draft_lengths.back()));
+    window_.observe(round.draft_length, accepted, artifact_->manifest().longest_draft());
   }
   if (round.draft_length == 0) return;
   const size_t longest = longest_path(round);
@@ -250,9 +315,9 @@ void Session::record(const Round& round, size_t length_index, const Execution& d
   if (kept < accepted) {
     ++(finish_ == Finish::kStop ? stats_.cut.stop : stats_.cut.length);
   } else if (accepted < longest) {
-    ++(accepted < done.allowed       ? stats_.cut.mismatch
-       : done.allowed < done.trusted ? stats_.cut.grammar
-                                     : stats_.cut.confidence);
+    ++(accepted < play_.allowed        ? stats_.cut.mismatch
+       : play_.allowed < play_.trusted ? stats_.cut.grammar
+                                       : stats_.cut.confidence);
   }
   const double ratio = static_cast<double>(accepted) / static_cast<double>(longest);
   const double before = acceptance_ewma_.value_or(ratio);

@@ -135,6 +135,12 @@ RoundTable::RoundTable(const Manifest& manifest, const std::vector<Plan>& plans)
     extend_ = &require_plan(plans, drafter.extend);
     check_inputs(*extend_, kExtendInputs, 0, false);
   }
+  if (!manifest.score.empty()) {
+    score_ = &require_plan(plans, manifest.score);
+    check_inputs(*score_, kScoreInputs, 0, false);
+    score_logits_ = require_logits(*score_, "logits", kRows, manifest.model.vocab_size);
+    if (!manifest.in_pieces()) fail("a score is of use to rounds in pieces alone", score_->name);
+  }
   for (const int64_t length : manifest.draft_lengths) {
     std::vector<Round> by_depth;
     for (const int64_t depth : length == 0 || drafter.depths.empty() ? kNoDepths : drafter.depths) {

@@ -45,11 +45,16 @@ class RoundTable {
   size_t within(size_t length_index, size_t room) const;
   // The same in pieces, with drafts that the host found.
   const Round& given(size_t length_index) const { return given_[length_index]; }
+  // Verifies what several texts drafted, one text's rows after the other's; null: the artifact cannot. Its logits.
+  const Plan* score() const { return score_; }
+  size_t score_logits() const { return score_logits_; }
   const std::vector<std::vector<Round>>& rounds() const { return rounds_; }  // [length][depth]
 
  private:
   const Plan* prefill_ = nullptr;
   const Plan* extend_ = nullptr;
+  const Plan* score_ = nullptr;
+  size_t score_logits_ = 0;
   std::vector<Round> given_;  // by length
   std::vector<std::vector<Round>> rounds_;  // [length][depth], one depth where depth does not matter
 };

@@ -167,8 +167,15 @@ size_t Session::run(const char* function, const int64_t* const* inputs, const si
     refuse("the function has another number of inputs", function, std::to_string(plan->inputs.size()),
            std::to_string(n_inputs));
   }
+  if (place_.workspace().batched()) {
+    throw Error(Code::SessionState, "functions are run on the state of one session alone, and this one is of a batch")
+        .where(function)
+        .cure("open it with specc_session_open");
+  }
   const ModelSpec& model = artifact_->manifest().model;
-  const int64_t rows = rows_of(*plan, counts, model.prefill_chunk);
+  const bool score = plan == artifact_->rounds().score();
+  const int64_t block = static_cast<int64_t>(artifact_->manifest().longest_draft()) + 1;
+  const int64_t rows = rows_of(*plan, counts, score ? model.max_num_seqs * block : model.prefill_chunk);
   auto data = copy_inputs(*plan, inputs, counts, rows);
   check_inputs(*plan, data, model);
 

@@ -1,6 +1,7 @@
 #include "session.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "../error.h"
 
@@ -9,8 +10,6 @@ namespace {
 
 // No more than this is set aside for tokens when a session is opened, whatever the artifact claims to hold.
 constexpr size_t kMaxReserve = size_t{1} << 20;
-
-size_t longest_draft(const Manifest& manifest) { return static_cast<size_t>(manifest.draft_lengths.back()); }
 
 // What rounds write beyond the end of a text.
 size_t rows_beyond(const Manifest& manifest) {
@@ -22,13 +21,18 @@ size_t rows_beyond(const Manifest& manifest) {
 }  // namespace
 
 Session::Session(std::shared_ptr<Artifact> artifact)
-    : artifact_(std::move(artifact)),
+    : Session(std::make_shared<Workspace>(std::move(artifact), 1)) {}
+
+Session::Session(std::shared_ptr<Workspace> workspace)
+    : artifact_(workspace->artifact()),
       max_len_(static_cast<size_t>(artifact_->manifest().model.max_model_len)),
       rows_beyond_(rows_beyond(artifact_->manifest())),
-      state_(artifact_->manifest().state, artifact_->manifest().arena, artifact_->library()),
-      inputs_(artifact_->manifest(), artifact_->library()),
-      frame_(artifact_->library().api(), artifact_->weights(), state_.views()),
-      stats_(longest_draft(artifact_->manifest()), artifact_->manifest().draft_lengths.size()),
+      place_(workspace),
+      first_row_(place_.first_row()),
+      state_(workspace->state()),
+      inputs_(workspace->inputs()),
+      frame_(workspace->frame()),
+      stats_(artifact_->manifest().longest_draft(), artifact_->manifest().draft_lengths.size()),
       length_controller_(artifact_->manifest().draft_lengths, &artifact_->round_costs()),
       piece_controller_(artifact_->manifest().draft_lengths, &artifact_->round_costs(true)),
       host_controller_(artifact_->manifest().draft_lengths, &artifact_->given_costs()),
@@ -36,22 +40,13 @@ Session::Session(std::shared_ptr<Artifact> artifact)
       found_drafts_(artifact_->manifest().draft_lengths.size()),
       membership_(artifact_->texts()),
       drafter_(make_host_drafter(artifact_->manifest().drafter)),
-      draft_parents_(longest_draft(artifact_->manifest())),
-      round_tokens_(longest_draft(artifact_->manifest()) + 1),
+      drafts_(std::max<size_t>(1, artifact_->manifest().longest_draft())),
+      parents_(drafts_.size() + 1, -1),
+      depths_(parents_.size()),
+      draft_parents_(drafts_.size()),
+      round_tokens_(artifact_->manifest().longest_draft() + 1),
       last_depth_index_(depth_controller_.index()) {
-  const Manifest& manifest = artifact_->manifest();
-  options_.rules.eos = manifest.model.eos_token_ids;
-  inputs_.bind(artifact_->rounds().prefill(), inputs_.chunk());  // rounds catch up with it over any gap
-  if (extends()) inputs_.bind(*artifact_->rounds().extend(), round_tokens_.size());
-  for (size_t length = 0; length < manifest.draft_lengths.size(); ++length) {
-    for (size_t depth = 0; depth < std::max<size_t>(1, manifest.drafter.depths.size()); ++depth) {
-      const Round& round = artifact_->rounds().round(length, depth);
-      for (const Plan* plan : {round.plan, round.propose, round.verify, round.commit}) {
-        if (plan != nullptr) inputs_.bind(*plan, round_tokens_.size());
-      }
-    }
-  }
-  for (const auto& plan : artifact_->plans()) frame_.reserve(plan);
+  options_.rules.eos = artifact_->manifest().model.eos_token_ids;
   committed_.reserve(std::min(max_len_, kMaxReserve));
 }
 
@@ -119,7 +114,7 @@ bool Session::append(const int64_t* ids, size_t count) {
   check_lengths();
   const size_t before = visible();
   drop_unread();
-  if (chooses() || finds() || replaces()) ready_sampler();  // what it allocates is not for a round to do
+  if (place_.workspace().batched() || chooses() || finds() || replaces()) ready_sampler();  // what it allocates is not for a round to do
   const Finish finish_before = finish_;
   const auto undo = [&] {
     keep(before);
@@ -164,6 +159,7 @@ void Session::keep(size_t count) {
   committed_.resize(count);
   membership_.leave();
   unread_ = 0;
+  failure_ = nullptr;
   sampled_ = {};
   finish_ = Finish::kNone;
   turn_start_ = std::min(turn_start_, count);
@@ -195,16 +191,22 @@ void Session::prefill_chunk(size_t from, size_t rows) {
   const Plan& plan = artifact_->rounds().prefill();
   for (size_t row = 0; row < rows; ++row) {
     inputs_.tokens[row] = committed_[from + row];
-    inputs_.positions[row] = inputs_.rows[row] = static_cast<int64_t>(from + row);
+    inputs_.positions[row] = static_cast<int64_t>(from + row);
+    inputs_.rows[row] = row_of(from + row);
   }
-  taps_.rows = 0;  // overwritten by what follows, should it fail
+  const uint64_t call = place_.workspace().begin_taps();
   run_rows(plan, rows);
-  taps_ = {from, rows};
+  taps_ = {from, rows, 0, call};
   // Rows that do not join on to what is right leave a gap before them, and count for nothing.
   if (from <= written_) written_ = std::max(written_, from + rows);
   if (from <= drafter_written_ && !extends()) drafter_written_ = std::max(drafter_written_, from + rows);
   stats_.prefill_tokens += rows;
   stats_.prefill_s += watch.seconds();
+}
+
+// Whether what a call left of this position is there still.
+bool Session::taps_cover(size_t position) const {
+  return taps_.call == place_.workspace().taps() && position >= taps_.start && position - taps_.start < taps_.rows;
 }
 
 void Session::run_rows(const Plan& plan, size_t rows) {
@@ -219,7 +221,8 @@ void Session::run_rows(const Plan& plan, size_t rows) {
 void Session::fill_extension(size_t from, size_t rows) {
   for (size_t row = 0; row < rows; ++row) {
     inputs_.tokens[row] = committed_[from + row + 1];
-    inputs_.positions[row] = inputs_.rows[row] = static_cast<int64_t>(from + row);
+    inputs_.positions[row] = static_cast<int64_t>(from + row);
+    inputs_.rows[row] = row_of(from + row);
   }
 }
 
@@ -240,12 +243,17 @@ bool Session::extend(size_t most_left) {
   return true;
 }
 
-Step Session::next(int64_t* token) {
+void Session::require_text() const {
   if (committed_.empty()) {
     throw Error(Code::SessionState, "the session is empty").cure("append a prompt first");
   }
+}
+
+Step Session::next(int64_t* token) {
+  require_text();
   if (take_cancel()) return Step::kCancelled;
   while (unread_ == 0) {
+    if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
     if (finish_ != Finish::kNone) return Step::kDone;
     if (!play_round()) return Step::kCancelled;
   }

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "../error.h"
+#include "results.h"
 #include "session.h"
 
 namespace specc {
@@ -21,20 +22,21 @@ void Session::show_state() {
   const auto& buffers = artifact_->manifest().state;
   for (size_t i = 0; i < buffers.size(); ++i) {
     if (buffers[i].name != wanted) continue;
-    drafter_->see(static_cast<const float*>(state_.data(i)), static_cast<size_t>(buffers[i].shape[2]));
+    const auto width = static_cast<size_t>(buffers[i].shape[2]);
+    drafter_->see(static_cast<const float*>(state_.data(i)) + static_cast<size_t>(first_row_) * width, width);
   }
 }
 
-// Fills inputs_.drafts, and how they hang together; returns how many there are.
+// Fills drafts_, and how they hang together; returns how many there are.
 size_t Session::propose(size_t k) {
   if (k == 0 || !host_drafts()) return 0;
   const Stopwatch watch;
-  int64_t* draft = inputs_.drafts.data();
+  int64_t* draft = drafts_.data();
   const bool tree = branches();
   if (callback_ == nullptr) show_state();
   const size_t count =
       callback_ != nullptr ? callback_(callback_user_, committed_.data(), committed_.size(), k, draft)
-      : tree ? drafter_->propose_tree(committed_.data(), committed_.size(), k, draft, inputs_.parents.data() + 1)
+      : tree ? drafter_->propose_tree(committed_.data(), committed_.size(), k, draft, parents_.data() + 1)
              : drafter_->propose(committed_.data(), committed_.size(), k, draft);
   const int64_t vocab_size = artifact_->manifest().model.vocab_size;
   const auto bad = [&](int64_t id) { return id < 0 || id >= vocab_size; };
@@ -50,10 +52,10 @@ size_t Session::propose(size_t k) {
 
 // Which draft follows which, and how deep each stands: of a chain, or of what the drafter said.
 void Session::hang(size_t count, bool chain) {
-  inputs_.parents[0] = -1;
-  inputs_.depths[0] = 0;
+  parents_[0] = -1;
+  depths_[0] = 0;
   for (size_t j = 0; j < count; ++j) {
-    int64_t& parent = inputs_.parents[j + 1];
+    int64_t& parent = parents_[j + 1];
     if (chain) parent = static_cast<int64_t>(j);
     if (parent < 0 || parent > static_cast<int64_t>(j)) {
       throw Error(Code::Drafter, "the drafter's tree is none")
@@ -61,7 +63,7 @@ void Session::hang(size_t count, bool chain) {
           .expected("a node before it, 0 to " + std::to_string(j))
           .found(std::to_string(parent));
     }
-    inputs_.depths[j + 1] = inputs_.depths[static_cast<size_t>(parent)] + 1;
+    depths_[j + 1] = depths_[static_cast<size_t>(parent)] + 1;
     draft_parents_[j] = static_cast<int32_t>(parent);
   }
 }
@@ -69,19 +71,23 @@ void Session::hang(size_t count, bool chain) {
 // Drafts on the longest path of the round that was just played.
 size_t Session::longest_path(const Round& round) const {
   if (round.commit == nullptr) return round.draft_length;
-  const auto depths = inputs_.depths.begin();
+  const auto depths = depths_.begin();
   return static_cast<size_t>(*std::max_element(depths, depths + static_cast<ptrdiff_t>(round.draft_length) + 1));
 }
 
 // Moves what verify left at the rows of the accepted path to where the text has them. Returns the seconds.
 double Session::commit_path(const Round& round) {
+  const size_t n = root_position();
   const auto row = [&](size_t i) { return static_cast<int64_t>(i <= sampled_.accepted ? sampled_.rows[i] : i); };
   bool in_place = true;
   for (size_t i = 0; i <= round.draft_length; ++i) {
+    inputs_.rows[i] = row_of(n + i);
     inputs_.nodes[i] = row(i);
     in_place = in_place && inputs_.nodes[i] == static_cast<int64_t>(i);
   }
-  return in_place ? 0 : run_piece(*round.commit, 0);
+  if (in_place) return 0;
+  const Results results(frame_, artifact_->library());
+  return run_piece(*round.commit, 0);
 }
 
 }  // namespace specc
