@@ -35,10 +35,12 @@ class Watched(SessionSlots):
 class Stage:
     """A scheduler, its counters and what was told, in order."""
 
-    def __init__(self, artifact: Artifact, capacity: int, waiting: int) -> None:
+    def __init__(
+        self, artifact: Artifact, capacity: int, waiting: int, kind: type[Any] = Watched
+    ) -> None:
         self.artifact = artifact
         self.told: list[tuple[Job, Event]] = []
-        self.slots = Watched(artifact, capacity)
+        self.slots = kind(artifact, capacity)
         self.metrics = Metrics(artifact.manifest, "m", "specc:")
         self._over = threading.Semaphore(0)
         self.scheduler = Scheduler(self.slots, self, waiting)

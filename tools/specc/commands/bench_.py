@@ -231,7 +231,7 @@ def render(
     shares = ", ".join(f"{n.removesuffix('_s')} {v / total:.0%}" for n, v in phases.items())
     lines += ["", f"  time, {widest if manifest.speculates else PLAIN.name}: {shares}"]
     split = "" if manifest.arena is None else f", split {manifest.arena.split}"
-    lines += [f"  state of a text: {human_bytes(manifest.state_bytes)} in one allocation{split}"]
+    lines += [f"  state of a text: {human_bytes(manifest.text_bytes)} in one allocation{split}"]
     cost = draft_cost(manifest, phases)
     if cost is not None and not cost.within:
         lines += [

@@ -92,7 +92,8 @@ def memory_plan(manifest: Manifest) -> dict[str, Any]:
         "weights_bytes": manifest.weights_bytes,
         "state_bytes": state,
         "state_bytes_by_zone": zones,
-        "bytes_per_token": sum(zones.values()) // manifest.model.max_model_len,
+        "bytes_per_token": sum(zones.values())
+        // (manifest.model.max_model_len * manifest.model.max_num_seqs),
         "one_session_at_most_bytes": manifest.weights_bytes + state + OVERHEAD,
     }
 
@@ -153,7 +154,7 @@ def render(manifest: Manifest, facts: dict[str, Any], *, memory: bool) -> str:
         ("model", f"{m.vocab_size} tokens, context {m.max_model_len}, prefill {m.prefill_chunk}, "
                   f"end {' '.join(map(str, m.eos_token_ids)) or 'none'}"),
         ("weights", _weights(facts["weights"])),
-        ("state", f"{human_bytes(facts['memory']['state_bytes'])} a session"),
+        ("state", f"{human_bytes(facts['memory']['state_bytes'])} {_texts(m.max_num_seqs)}"),
         ("functions", " ".join(manifest.functions)),
         ("made by", f"specc {manifest.specc_version}"),
         ("files", f"{len(manifest.files)}, hashes {facts['hashes']}"),
@@ -185,6 +186,10 @@ def render(manifest: Manifest, facts: dict[str, Any], *, memory: bool) -> str:
         lines += [f"  {k:<11} {_short(v)}" for k, v in manifest.provenance.items()]
     lines += [f"PROBLEM: {p}" for p in facts["problems"]]
     return "\n".join(lines)
+
+
+def _texts(count: int) -> str:
+    return "a session" if count == 1 else f"for {count} texts in one pass"
 
 
 def _shards(shards: Shards) -> list[str]:

@@ -64,7 +64,8 @@ def main(
         port: Port to listen on; 0 takes a free one.
         served_model_name: What requests call the model; left out, the artifact's own name.
         api_key: Key that requests must bear. Better in the environment, where `ps` does not show it.
-        max_sessions: Most texts that are made at once, 1 or more. They take turns.
+        max_sessions: Most texts that are made at once, 1 or more. They take turns; or share each pass of the model,
+            where the artifact was compiled with --max-num-seqs, which then is the most.
         state_memory: Bytes that the state of all texts may take together; left out, half of what is
             available. As many texts run at once as fit.
         max_queue: Most texts that wait for a turn; more are refused (429).
@@ -179,8 +180,10 @@ def _cpus() -> int:
 
 
 def _sessions(manifest: Manifest, most: int, budget: int | None, replicas: int) -> int:
-    """How many sessions the memory plan allows each of so many replicas, at most `most`."""
-    each = max(1, manifest.state_bytes)
+    """How many texts the memory plan allows each of so many replicas, at most `most`, and those that one pass takes."""
+    each = max(1, manifest.text_bytes)
+    if manifest.model.max_num_seqs > 1:
+        most = min(most, manifest.model.max_num_seqs)
     if budget is None:
         free = available_memory()
         budget = most * each * replicas if free is None else free // 2

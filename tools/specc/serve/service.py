@@ -22,7 +22,7 @@ from specc.serve.bodies import Body, ChatBody, CompletionBody
 from specc.serve.metrics import Metrics
 from specc.serve.policy import Dispatcher
 from specc.serve.scheduler import Event, Job, Scheduler
-from specc.serve.slots import Ask, SessionSlots
+from specc.serve.slots import Ask, BatchSlots, SessionSlots
 from specc.templates import ChatTemplate
 
 _COMPLETION_TOKENS = 16
@@ -83,9 +83,11 @@ class Service:
         self.created = int(time.time())
         manifest = engine.manifest
         self.metrics = Metrics(manifest, settings.model, settings.metrics_prefix)
-        slots = SessionSlots(engine, settings.max_sessions, drafts, dispatcher)
+        batched = manifest.model.max_num_seqs > 1 and settings.max_sessions > 1
+        kind = BatchSlots if batched else SessionSlots
+        slots = kind(engine, settings.max_sessions, drafts, dispatcher)
         self.scheduler = Scheduler(slots, self.metrics, settings.max_queue)
-        state = manifest.state_bytes
+        state = manifest.text_bytes
         show = self.metrics.show
         show("num_requests_running", "Texts with a slot.", lambda: self.scheduler.running)
         show("num_requests_waiting", "Texts that wait.", lambda: self.scheduler.waiting)
@@ -94,6 +96,8 @@ class Service:
             "state_bytes", "State that running texts hold.", lambda: state * self.scheduler.running
         )
 
+        if isinstance(slots, BatchSlots):
+            self._show_passes(slots)
         if drafts is not None:
             self._show_drafts(drafts)
         if dispatcher is not None and (file := dispatcher.file) is not None:
@@ -102,6 +106,15 @@ class Service:
                 "Changed policies that could not be used.",
                 lambda: file.refused,
             )
+
+    def _show_passes(self, slots: BatchSlots) -> None:
+        show = self.metrics.show
+        show("passes", "Passes of the model over a batch.", lambda: slots.passes.passes)
+        show("pass_texts", "Texts in them, summed over passes.", lambda: slots.passes.texts)
+        show(
+            "pass_rows", "Roots and drafts in them, summed over passes.", lambda: slots.passes.rows
+        )
+        show("pass_seconds", "Time that they took.", lambda: slots.passes.pass_s)
 
     def _show_drafts(self, drafts: DraftClient) -> None:
         show, counts = self.metrics.show, drafts.counts

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol
 
 from specc.errors import RequestError, SpeccError
 from specc.grammar import Grammar
-from specc.runtime import ADAPTIVE, Artifact, Logprobs, Option, Stats
+from specc.runtime import ADAPTIVE, Artifact, Logprobs, Manifest, Option, Session, Stats
 from specc.runtime.draft_client import LATE, DraftClient
 from specc.serve.policy import OFF, REMOTE, Decision, Dispatcher, Facts
 
@@ -105,7 +106,8 @@ class SessionSlots:
         self.capacity = capacity
 
     def open(self, ask: Ask) -> SessionSlot:
-        return SessionSlot(self._artifact, ask, self._drafts, self._dispatcher)
+        manifest = self._artifact.manifest
+        return SessionSlot(self._artifact.session(), manifest, ask, self._drafts, self._dispatcher)
 
     def turn(
         self, slots: Sequence[SessionSlot]
@@ -114,23 +116,69 @@ class SessionSlots:
         if self._dispatcher is not None:
             self._dispatcher.look()
         for slot in slots:
+            if not slot.closed:
+                yield slot, _told(partial(slot.turn, len(slots), memory))
+
+
+class BatchSlots:
+    """The sessions of one batch: a prefill chunk of each that has some left, then a round of all others in one pass."""
+
+    def __init__(
+        self, artifact: Artifact, capacity: int, drafts: DraftClient | None = None,
+        dispatcher: Dispatcher | None = None,
+    ) -> None:  # fmt: skip
+        """As of SessionSlots, for an artifact that was compiled for `capacity` texts or more."""
+        self._manifest, self._batch = artifact.manifest, artifact.batch(capacity)
+        self._drafts, self._dispatcher = drafts, dispatcher
+        self.capacity = capacity
+        self.passes = self._batch.passes
+
+    def open(self, ask: Ask) -> SessionSlot:
+        session = self._batch.session()
+        return SessionSlot(session, self._manifest, ask, self._drafts, self._dispatcher)
+
+    def turn(
+        self, slots: Sequence[SessionSlot]
+    ) -> Iterator[tuple[SessionSlot, Progress | SpeccError]]:
+        memory = len(slots) / self.capacity
+        if self._dispatcher is not None:
+            self._dispatcher.look()
+        playing = []
+        for slot in slots:
             if slot.closed:
                 continue
+            if slot.feeding:
+                yield slot, _told(slot.feed)
+                continue
             try:
-                progress: Progress | SpeccError = slot.turn(len(slots), memory)
+                slot.choose(len(slots), memory)
+                playing.append(slot)
             except SpeccError as error:
-                progress = error
-            yield slot, progress
+                yield slot, error
+        playing = [slot for slot in playing if not slot.closed]
+        self._batch.step([slot.session for slot in playing])
+        self.passes = self._batch.passes
+        for slot in playing:
+            if not slot.closed:
+                yield slot, _told(slot.play)
+
+
+def _told(turn: Callable[[], Progress]) -> Progress | SpeccError:
+    try:
+        return turn()
+    except SpeccError as error:
+        return error
 
 
 class SessionSlot:
     """A session, fed its prompt in chunks so that nobody waits for a long one."""
 
     def __init__(
-        self, artifact: Artifact, ask: Ask, drafts: DraftClient | None = None,
+        self, session: Session, manifest: Manifest, ask: Ask, drafts: DraftClient | None = None,
         dispatcher: Dispatcher | None = None,
     ) -> None:  # fmt: skip
-        self._ask, self._manifest = ask, artifact.manifest
+        """The session is the slot's from here on."""
+        self.session, self._ask, self._manifest = session, ask, manifest
         # (A request for K = 0 leaves nothing to decide.)
         self._dispatcher = dispatcher if ask.num_speculative_tokens != 0 else None
         self._decision, self._method = Decision(), ""
@@ -144,16 +192,15 @@ class SessionSlot:
         self._seen: dict[str, int] = {}
         self._prefill_tokens, self._prefill_s = 0, 0.0
         self.closed = False
-        self._session = artifact.session()
         try:
-            self._session.configure(
+            self.session.configure(
                 max_tokens=ask.max_tokens, temperature=ask.temperature, seed=ask.seed,
                 ignore_eos=ask.ignore_eos, num_speculative_tokens=ask.num_speculative_tokens,
             )  # fmt: skip
-            self._session.set_stop_tokens(ask.stop_token_ids)
-            self._session.configure(**ask.options)
+            self.session.set_stop_tokens(ask.stop_token_ids)
+            self.session.configure(**ask.options)
             if ask.grammar is not None:
-                self._session.set_mask(ask.grammar.mask())
+                self.session.set_mask(ask.grammar.mask())
             if self._remote is not None:
                 self._remote.prepare(ask.prompt_ids)
         except BaseException:
@@ -162,7 +209,7 @@ class SessionSlot:
 
     @property
     def stats(self) -> Stats:
-        found = self._session.stats
+        found = self.session.stats
         return replace(
             found,
             prefill_tokens=self._prefill_tokens + found.prefill_tokens,
@@ -173,20 +220,29 @@ class SessionSlot:
         self.closed = True
         if self._remote is not None:
             self._remote.close()
-        self._session.close()
+        self.session.close()
 
     def turn(self, batch: int = 1, memory: float = 0.0) -> Progress:
         """The next chunk of the prompt; after the last, a round.
 
         `batch`: texts in the making; `memory`: the part that they hold of what they may.
         """
-        if self._fed < len(self._ask.prompt_ids):
-            return self._feed()
+        if self.feeding:
+            return self.feed()
+        self.choose(batch, memory)
+        return self.play()
+
+    @property
+    def feeding(self) -> bool:
+        """Whether some of the prompt is left."""
+        return self._fed < len(self._ask.prompt_ids)
+
+    def choose(self, batch: int, memory: float) -> None:
+        """Who drafts in the next round."""
         if self._dispatcher is not None:
             well = self._drafts is not None and self._drafts.healthy
             facts = Facts(len(self._ask.prompt_ids) + self._given, batch, memory, well)
             self._use(self._decision.next(self._dispatcher.policy, facts))
-        return self._play()
 
     def _use(self, method: str) -> None:
         """Let `method` draft from the next round on."""
@@ -194,7 +250,7 @@ class SessionSlot:
             self._remote.why, self._remote.asked = "", 0
         if self._dispatcher is None or method == self._method:
             return
-        drafter, session = self._manifest.drafter, self._session
+        drafter, session = self._manifest.drafter, self.session
         session.set(
             "num_speculative_tokens", 0 if method == OFF else self._ask.num_speculative_tokens
         )
@@ -206,39 +262,39 @@ class SessionSlot:
             session.set("draft_source", "host" if alone else own)
         self._method = method
 
-    def _feed(self) -> Progress:
-        """Each append starts statistics anew, so those of prefill are summed here."""
+    def feed(self) -> Progress:
+        """The next chunk of the prompt. Each append starts statistics anew, so those of prefill are summed here."""
         if self._fed:
-            self._prefill_tokens += int(self._session.stat("prefill_tokens"))
-            self._prefill_s += self._session.stat("prefill_s")
+            self._prefill_tokens += int(self.session.stat("prefill_tokens"))
+            self._prefill_s += self.session.stat("prefill_s")
         # The last token of a text is a root, not prefilled: one more at first fills whole chunks.
         size = self._manifest.model.prefill_chunk + (self._fed == 0)
         chunk = self._ask.prompt_ids[self._fed : self._fed + size]
-        if not self._session.append(chunk):
+        if not self.session.append(chunk):
             raise RequestError("SPECC-E0600", "a prompt was cancelled by nobody", cure="report it")
         self._fed += len(chunk)
         return Progress(prefilled=len(chunk))
 
-    def _play(self) -> Progress:
-        """A round, and all the tokens it committed: none if the first was a stop token."""
+    def play(self) -> Progress:
+        """A round, or what a batch made of it: all the tokens it committed, none if the first was a stop token."""
         before = self._given
         tokens: list[int] = []
         logprobs: list[Logprobs] = []
         made = before + 1  # at least; what it is says the round
-        while before + len(tokens) < made and (token := self._session.next()) is not None:
+        while before + len(tokens) < made and (token := self.session.next()) is not None:
             tokens.append(token)
-            made = int(self._session.stat("new_tokens"))
+            made = int(self.session.stat("new_tokens"))
             if self._ask.logprobs:
-                logprobs.append(self._session.logprobs())
+                logprobs.append(self.session.logprobs())
         self._given += len(tokens)
         played, drafted, accepted, forbidden = self._since(
             "rounds", "draft_tokens", "accepted_tokens", "cut_grammar"
         )
         if self._drafts is not None and played:
             self._learn(drafted, accepted)
-        remote, finish = self._remote, self._session.finish_reason
+        remote, finish = self._remote, self.session.finish_reason
         if remote is not None and self._method == REMOTE and not finish:
-            remote.ahead(self._session.tokens)  # while others have their turn
+            remote.ahead(self.session.tokens)  # while others have their turn
         return Progress(
             tuple(tokens), tuple(logprobs), played=played > 0, drafted=drafted, accepted=accepted,
             forbidden=forbidden > 0,
@@ -250,13 +306,13 @@ class SessionSlot:
 
     def _learn(self, drafted: int, accepted: int) -> None:
         """Tell the client of the draft service what a round costs and gives: its deadlines follow."""
-        before, self._round_s = self._round_s, self._session.stat("round_s")
+        before, self._round_s = self._round_s, self.session.stat("round_s")
         if self._drafts is not None and (not drafted or self._method == REMOTE):
             self._drafts.learn(self._round_s - before, drafted, accepted)
 
     def _since(self, *names: str) -> list[int]:
         """How much these counts grew since they were asked for last."""
-        now = {name: int(self._session.stat(name)) for name in names}
+        now = {name: int(self.session.stat(name)) for name in names}
         grown = [count - self._seen.get(name, 0) for name, count in now.items()]
         self._seen = now
         return grown
