@@ -161,6 +161,38 @@ def loaded(
     return output.EXIT_FAILURE if wrong else output.EXIT_OK
 
 
+@app.command(name="together")
+def in_one_pass(
+    artifact: Path, /, *, texts: str = "1,2,4,8", max_tokens: int = 64, repeats: int = 5, threads: int = 0,
+) -> int:  # fmt: skip
+    """Tokens per second of several texts at once, in one pass of the model against taking turns, all in one run.
+
+    Prints JSON: medians with the least and the most, without prefill. Exit code 1 if a token differs between the ways.
+
+    Example: python -m bench together smol8.specc --texts 1,2,4,8
+
+    Args:
+        artifact: Directory that `specc compile --max-num-seqs` made.
+        texts: How many at once, as in 1,2,4,8; those that it has room for.
+        max_tokens: New tokens of each.
+        repeats: How often each way is played.
+        threads: Threads; 0 takes the physical cores this process may use.
+    """
+    flags.threads(threads)
+    flags.at_least("--max-tokens", max_tokens, 2)
+    flags.at_least("--repeats", repeats, 1)
+    counts = flags.number_set("--texts", texts, 1, 256)
+    from bench.together import together
+
+    with Artifact.load(artifact, threads) as engine:
+        asked = [p.ids(engine, max_tokens) for p in prompts.built_in()]
+        room = engine.manifest.model.max_num_seqs
+        fitting = [count for count in counts if count <= room]
+        found = together(engine, asked, fitting, max_tokens, repeats, output.say)
+    output.emit(found)
+    return output.EXIT_FAILURE if found["wrong"] else output.EXIT_OK
+
+
 @app.command
 def graphs(artifact: Path, /, *, count: int = 40, max_tokens: int = 32, threads: int = 0) -> int:
     """An artifact of graphs (--device onnx) against the original model, on prompts that are copied.
