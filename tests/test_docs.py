@@ -108,8 +108,8 @@ def blocks(page: str, language: str) -> list[str]:
     )
 
 
-def test_the_c_program_compiles() -> None:
-    (program,) = blocks("embedding.md", "c")
+@pytest.mark.parametrize("program", blocks("embedding.md", "c"), ids=["one text", "a batch"])
+def test_the_c_programs_compile(program: str) -> None:
     command = [
         "g++",
         "-x",
