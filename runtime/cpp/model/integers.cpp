@@ -49,7 +49,7 @@ const IntegerKernels* best() {
 
 }  // namespace
 
-const IntegerKernels kIntegersPlain = {"plain", [] { return true; }, 1, find_plain};
+const IntegerKernels kIntegersPlain = {"plain", [] { return true; }, 1, find_plain, nullptr};
 
 #if defined(__x86_64__)
 const IntegerKernels* const kIntegerKernels[] = {&kIntegersVnni, &kIntegersAvx2, &kIntegersPlain};
@@ -60,11 +60,10 @@ const int kIntegerKernelsCount = sizeof kIntegerKernels / sizeof kIntegerKernels
 const IntegerKernels* integer_kernels = best();
 
 // Magnitudes are compared as the integers that their bits are: NaN is then the largest of all.
-void quantise_row(const float* x, int64_t depth, int excess, QuantisedRows rows, int64_t row) {
+void quantise_row(const float* x, int64_t depth, int excess, QuantisedRows to) {
   constexpr float kSmallest = 1e-30f;     // so that 127 / most is finite
   constexpr float kToInteger = 12582912;  // 1.5 * 2^23: what is added to it is rounded to an integer, the lowest bits
-  for (int64_t block = 0; block < depth / kBlock; block++) {
-    const QuantisedRows to = rows.from(row, block);
+  for (int64_t block = 0; block < depth / kBlock; block++, to.next_block()) {
     uint32_t bits = 0;
     for (int i = 0; i < 32; i++) {
       const uint32_t magnitude = std::bit_cast<uint32_t>(x[block * 32 + i]) & 0x7fffffff;

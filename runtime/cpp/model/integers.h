@@ -10,36 +10,41 @@
 
 namespace specc {
 
-constexpr int64_t kChunkBlocks = 24;  // that all rows pass over while their weights are in L1; whole segments
+constexpr int64_t kPanelRows = 8;     // that a kernel takes at most
+constexpr int64_t kChunkBlocks = 24;  // whose weights stay in L1 while all rows pass over them; whole segments
 
-// The call's rows as integers. Block after block, as kernels go through them, so that the rows of a panel are at fixed
-// distances from one pointer.
+// The call's rows as integers, panel after panel of kPanelRows (the last may have fewer), and in a panel block after block:
+// one stream for a kernel.
 struct QuantisedRows {
-  int8_t* integers;    // [blocks][rows][32]
-  float* scales;       // [blocks][rows]; so are the others:
+  int8_t* integers;    // [panel's rows][32]
+  float* scales;       // [panel's rows]; so are the others:
   int32_t* starts;     // the block's sum times what the weights' integers have too much, negated: where a dot product starts
   float* scaled_sums;  // the block's sum * scale
-  int64_t rows;
+  int64_t step;        // bytes from block to block
 
-  static int64_t bytes(int64_t rows, int64_t depth) { return rows * depth / kBlock * (kBlock + 12); }
-  static QuantisedRows in(char* memory, int64_t rows, int64_t depth) {
-    float* scales = reinterpret_cast<float*>(memory + rows * depth);
-    const int64_t count = rows * depth / kBlock;
-    return {reinterpret_cast<int8_t*>(memory), scales, reinterpret_cast<int32_t*>(scales + count), scales + 2 * count,
-            rows};
+  static constexpr int64_t kRowBytes = kBlock + sizeof(float) + sizeof(int32_t) + sizeof(float);  // of a block
+  static int64_t bytes(int64_t rows, int64_t depth) { return rows * depth / kBlock * kRowBytes; }
+  // Of a call of `rows` rows of `depth` in `memory`, from this row and block on.
+  static QuantisedRows at(char* memory, int64_t rows, int64_t depth, int64_t row, int64_t block) {
+    const int64_t first = row / kPanelRows * kPanelRows;
+    const int64_t across = rows - first < kPanelRows ? rows - first : kPanelRows;
+    char* const panel = memory + bytes(first, depth) + block * across * kRowBytes;
+    float* const scales = reinterpret_cast<float*>(panel + across * kBlock) + (row - first);
+    return {reinterpret_cast<int8_t*>(panel) + (row - first) * kBlock, scales,
+            reinterpret_cast<int32_t*>(scales + across), scales + 2 * across, across * kRowBytes};
   }
-  // The same from this row and block on.
-  QuantisedRows from(int64_t row, int64_t block) const {
-    const int64_t i = block * rows + row;
-    return {integers + i * kBlock, scales + i, starts + i, scaled_sums + i, rows};
+  void next_block() {
+    integers += step;
+    scales += step / 4;
+    starts += step / 4;
+    scaled_sums += step / 4;
   }
-  void next_block() { *this = from(0, 1); }
 };
 
-// Fills a row. `excess`: what is added to the weights' integers where they are stored.
-void quantise_row(const float* x, int64_t depth, int excess, QuantisedRows rows, int64_t row);
+// Fills the row that `to` is the first block of. `excess`: what is added to the weights' integers where they are stored.
+void quantise_row(const float* x, int64_t depth, int excess, QuantisedRows to);
 
-// Some blocks of one tile for some rows.
+// Some blocks of one tile, or of two neighbours, for some rows.
 struct IntegerPanel {
   const char* weights;     // the first block, or the line of scales before it
   const uint16_t* scales;  // the line that is in force until another comes
@@ -49,8 +54,11 @@ struct IntegerPanel {
   bool minimum;
   int64_t first_block, blocks;
   QuantisedRows x;  // from the panel's first row and block
-  float* y;         // [rows][16], carried on
-  int64_t lead;     // bytes from what is read to what is prefetched; 0: nothing is
+  float* y;             // [rows][16], carried on
+  int64_t tile_stride;  // bytes from a tile to its neighbour; its sums are `y_stride` floats on
+  int64_t y_stride;
+  int64_t lead;         // bytes from what is read to what is prefetched; 0: nothing is
+  int64_t lead_begin, lead_end;  // of two tiles: the blocks where it is
 };
 
 using IntegerKernel = void (*)(const IntegerPanel& panel);
@@ -61,6 +69,7 @@ struct IntegerKernels {
   bool (*runs_here)();
   int max_rows;
   IntegerKernel (*find)(int bits, int64_t rows);
+  IntegerKernel (*find_pair)(int bits, int64_t rows);  // of two tiles, for calls of more than max_rows; or null
 };
 
 extern const IntegerKernels kIntegersVnni, kIntegersAvx2, kIntegersPlain;

@@ -123,7 +123,7 @@ bool runs_here() {
 
 }  // namespace
 
-const IntegerKernels kIntegersAvx2 = {"avx2", runs_here, 8, find};
+const IntegerKernels kIntegersAvx2 = {"avx2", runs_here, kPanelRows, find, nullptr};
 
 }  // namespace specc
 #endif

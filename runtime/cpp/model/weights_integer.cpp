@@ -1,7 +1,8 @@
 // Weights of 8 and 4 bits in tiles of 16 output features: [tiles][scales, then integers] (ir/encodings.py).
 //
 // Rows are quantised once for the call. Tiles are computed one by one, so memory is one sequential stream, prefetched at
-// a fixed distance; if the kernels cannot take all rows at once, in chunks that stay in L1 while all rows pass over them.
+// a fixed distance; if the kernels cannot take all rows at once, in chunks that stay in L1 while all rows pass over them, and
+// by kernels of two tiles where there are some: these prefetch a share of the next chunk each.
 #include <cstring>
 
 #include "integers.h"
@@ -10,7 +11,7 @@
 namespace specc {
 namespace {
 
-constexpr int64_t kGroupRows = 48;  // rows per pass over the weights: their sums and integers stay in L1 and L2
+constexpr int64_t kGroupRows = 96;  // rows per pass over the weights, whole panels: their integers stay in L2
 constexpr int64_t kLead = 8192;     // bytes between what is read and what is prefetched
 
 int64_t scratch_bytes(const LinearCall& call) { return QuantisedRows::bytes(call.rows, call.depth); }
@@ -19,10 +20,10 @@ int64_t scratch_bytes(const LinearCall& call) { return QuantisedRows::bytes(call
 int excess_of(const Encoding& encoding) { return encoding.minimum ? 0 : encoding.bits == 8 ? 128 : 8; }
 
 void prepare(const LinearCall& call, int64_t begin, int64_t end) {
-  const QuantisedRows rows = QuantisedRows::in(call.scratch, call.rows, call.depth);
   const int excess = excess_of(call.encoding);
   for (int64_t row = begin; row < end; row++) {
-    quantise_row(call.x + row * call.x_stride, call.depth, excess, rows, row);
+    quantise_row(call.x + row * call.x_stride, call.depth, excess,
+                 QuantisedRows::at(call.scratch, call.rows, call.depth, row, 0));
   }
 }
 
@@ -39,35 +40,46 @@ Scales scales_of(const Encoding& encoding) {
   return {mask, encoding.group == 32 ? 0 : encoding.group == 64 ? 1 : 2, encoding.minimum ? 0 : 1};
 }
 
-// All rows [row, row + rows) of a tile.
-void compute_tile(const LinearCall& call, int64_t row, int64_t rows, int64_t tile) {
-  alignas(64) float sums[kGroupRows * kTileColumns];
-  std::memset(sums, 0, rows * kTileColumns * sizeof(float));
+// All rows [row, row + rows) of a tile, or of it and the next.
+void compute_tiles(const LinearCall& call, int64_t row, int64_t rows, int64_t tile, int tiles) {
+  alignas(64) float sums[2][kGroupRows * kTileColumns];
+  for (int t = 0; t < tiles; t++) std::memset(sums[t], 0, rows * kTileColumns * sizeof(float));
   const Encoding& encoding = call.encoding;
-  const char* base = call.weights + tile * encoding.tile_bytes(call.depth);
-  const QuantisedRows quantised = QuantisedRows::in(call.scratch, call.rows, call.depth);
+  const int64_t tile_bytes = encoding.tile_bytes(call.depth), max_rows = integer_kernels->max_rows;
+  const char* base = call.weights + tile * tile_bytes;
   const Scales where = scales_of(encoding);
-  const int64_t row_blocks = (rows + integer_kernels->max_rows - 1) / integer_kernels->max_rows;
+  const int64_t row_blocks = (rows + max_rows - 1) / max_rows;
   const int64_t blocks = call.depth / kBlock, step = row_blocks == 1 ? blocks : kChunkBlocks;
+  const auto place = [&](int64_t block) { return base + (encoding.lines_before(block) + block * encoding.bits) * 64; };
   for (int64_t block = 0; block < blocks; block += step) {
     const int64_t count = blocks - block < step ? blocks - block : step;
-    const char* weights = base + (encoding.lines_before(block) + block * encoding.bits) * 64;
+    const char* weights = place(block);
+    const char* next = block + count < blocks ? place(block + count) : base + tiles * tile_bytes;
     for (int64_t part = 0; part < row_blocks; part++) {
-      const int64_t begin = rows * part / row_blocks, end = rows * (part + 1) / row_blocks;
-      const QuantisedRows x = quantised.from(row + begin, block);
-      const int64_t lead = part == 0 ? kLead : 0;  // the first rows prefetch for all
-      integer_kernels->find(encoding.bits, end - begin)(
-          {weights, reinterpret_cast<const uint16_t*>(base), where.segment_mask, where.group_shift, where.pair_mask,
-           encoding.minimum, block, count, x, sums + begin * kTileColumns, lead});
+      const int64_t begin = part * max_rows;
+      const int64_t some = rows - begin < max_rows ? rows - begin : max_rows;
+      const QuantisedRows x = QuantisedRows::at(call.scratch, call.rows, call.depth, row + begin, block);
+      // Of one tile the first rows prefetch for all.
+      const int64_t lead = tiles == 2 ? next - weights : part == 0 ? kLead : 0;
+      const auto find = tiles == 2 ? integer_kernels->find_pair : integer_kernels->find;
+      find(encoding.bits, some)({weights, reinterpret_cast<const uint16_t*>(base), where.segment_mask, where.group_shift,
+                                 where.pair_mask, encoding.minimum, block, count, x, sums[0] + begin * kTileColumns,
+                                 tile_bytes, kGroupRows * kTileColumns, lead, block + count * part / row_blocks,
+                                 block + count * (part + 1) / row_blocks});
     }
   }
-  finish(call, sums, row, rows, tile, 1);
+  for (int t = 0; t < tiles; t++) finish(call, sums[t], row, rows, tile + t, 1);
 }
 
 void linear_integer(const LinearCall& call, int64_t begin, int64_t end) {
   for (int64_t row = 0; row < call.rows; row += kGroupRows) {
     const int64_t rows = call.rows - row < kGroupRows ? call.rows - row : kGroupRows;
-    for (int64_t tile = begin; tile < end; tile++) compute_tile(call, row, rows, tile);
+    const bool pairs = rows > integer_kernels->max_rows && integer_kernels->find_pair != nullptr;
+    for (int64_t tile = begin; tile < end;) {
+      const int tiles = pairs && tile + 2 <= end ? 2 : 1;
+      compute_tiles(call, row, rows, tile, tiles);
+      tile += tiles;
+    }
   }
 }
 
@@ -96,6 +108,6 @@ void unpack_row(const Encoding& encoding, const char* weights, int64_t depth, in
 
 }  // namespace
 
-const WeightFormat kWeightsInteger = {1, scratch_bytes, prepare, linear_integer, unpack_row};
+const WeightFormat kWeightsInteger = {2, scratch_bytes, prepare, linear_integer, unpack_row};
 
 }  // namespace specc
