@@ -68,17 +68,17 @@ void score_few(const Problem& p, const Query* queries, int64_t count, int64_t kv
   }
 }
 
-// The same at sixteen places for queries that share them, by way of a tile.
+// The same at kTileWidth places for queries that share them, by way of a tile.
 void score_many(const Problem& p, const Query* queries, int64_t count, const Row& widest, int64_t kv_head, int64_t j,
                 float* scores, const Work& work) {
-  const float* keys[kLanes];
-  find_keys(p, widest, kv_head, j, kLanes, work.keys, keys);
+  const float* keys[kTileWidth];
+  find_keys(p, widest, kv_head, j, kTileWidth, work.keys, keys);
   transpose_keys(work.tile, keys, p.columns);
   float* to[kMostOfTile];
   const float* q[kMostOfTile];
   int64_t some = 0;
   for (int64_t i = 0; i < count; i++) {
-    if (sees(*queries[i].row, j, kLanes)) {
+    if (sees(*queries[i].row, j, kTileWidth)) {
       to[some] = scores + i * kChunk;
       q[some++] = queries[i].q;
     }
@@ -91,28 +91,32 @@ void score_many(const Problem& p, const Query* queries, int64_t count, const Row
 
 // Raw scores of places [chunk, chunk + kChunk).
 void score(const Problem& p, const Query* queries, int64_t count, int64_t kv_head, int64_t chunk, const Work& work) {
-  int64_t end = 0, begin = chunk + kChunk;
+  int64_t end = 0, begin = chunk + kChunk, all_begin = 0, all_end = chunk + kChunk;  // all queries see all_begin to all_end
   const Row* widest = queries[0].row;
   for (int64_t i = 0; i < count; i++) {
     const Row& row = *queries[i].row;
     end = std::max(end, std::min(row.length, chunk + kChunk));
-    begin = std::min(begin, std::max(row.begin, chunk) / kLanes * kLanes);
+    begin = std::min(begin, std::max(row.begin, chunk) / kTileWidth * kTileWidth);
+    all_begin = std::max(all_begin, row.begin);
+    all_end = std::min(all_end, row.shared);
     if (row.shared > widest->shared) widest = &row;
   }
-  for (int64_t j = begin; j < end; j += kLanes) {
+  for (int64_t j = begin; j < end; j += kTileWidth) {
     float* scores = work.scores + (j - chunk);
-    int64_t seeing = 0;
+    const bool all = j >= all_begin && j + kTileWidth <= all_end;
+    int64_t seeing = all ? count : 0;
     bool together = true;
-    for (int64_t i = 0; i < count; i++) {
-      if (!sees(*queries[i].row, j, kLanes)) continue;
+    for (int64_t i = 0; i < count && !all; i++) {
+      if (!sees(*queries[i].row, j, kTileWidth)) continue;
       seeing++;
-      together = together && shares(*queries[i].row, *widest, j, kLanes);
+      together = together && shares(*queries[i].row, *widest, j, kTileWidth);
     }
     if (together && seeing >= kManyQueries) {
       score_many(p, queries, count, *widest, kv_head, j, scores, work);
     } else {
-      score_few(p, queries, count, kv_head, j, scores, work);
-      score_few(p, queries, count, kv_head, j + kTileKeys, scores + kTileKeys, work);
+      for (int64_t i = 0; i < kTileWidth && j + i < end; i += kTileKeys) {
+        score_few(p, queries, count, kv_head, j + i, scores + i, work);
+      }
     }
   }
 }

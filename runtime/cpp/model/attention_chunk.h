@@ -44,7 +44,7 @@ struct Work {
 };
 
 inline int64_t work_floats(const Problem& p) {
-  return kMaxQueries * (kChunk + p.columns + 2 * p.value_columns) + 2 * kLanes * p.columns +
+  return kMaxQueries * (kChunk + p.columns + 2 * p.value_columns) + 2 * kTileWidth * p.columns +
          kValueRows * p.value_columns;
 }
 
@@ -52,8 +52,8 @@ inline Work divided(const Problem& p, float* memory) {
   Work work;
   work.scores = memory;
   work.keys = work.scores + kMaxQueries * kChunk;
-  work.tile = work.keys + kLanes * p.columns;
-  work.values = work.tile + kLanes * p.columns;
+  work.tile = work.keys + kTileWidth * p.columns;
+  work.values = work.tile + kTileWidth * p.columns;
   work.queries = work.values + kValueRows * p.value_columns;
   work.partials = work.queries + kMaxQueries * p.columns;
   work.sums = work.partials + kMaxQueries * p.value_columns;

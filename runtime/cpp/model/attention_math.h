@@ -136,10 +136,13 @@ inline void eight_scores(float* const* scores, const float* const* q, int64_t qu
   }
 }
 
-// Sixteen keys, one to a lane: tile[d][i] = keys[i][d] for d < size, a multiple of 16. For blocks of many queries: they
+constexpr int kTileParts = kParts == 1 ? 2 : kParts;  // two registers at least: a query's float is loaded once for both
+constexpr int64_t kTileWidth = kTileParts * kNativeLanes;
+
+// kTileWidth keys, one to a lane: tile[d][i] = keys[i][d] for d < size, a multiple of 16. For blocks of many queries: they
 // then need no shuffling of their own.
 inline void transpose_keys(float* tile, const float* const* keys, int64_t size) {
-  for (int64_t half = 0; half < kLanes; half += 8) {
+  for (int64_t half = 0; half < kTileWidth; half += 8) {
     for (int64_t d = 0; d < size; d += 4) {
       F8 rows[4];  // four columns of keys i and i + 4
 #pragma GCC unroll 4
@@ -151,61 +154,61 @@ inline void transpose_keys(float* tile, const float* const* keys, int64_t size) 
       const F8 b = __builtin_shufflevector(rows[2], rows[3], 0, 8, 1, 9, 4, 12, 5, 13);
       const F8 c = __builtin_shufflevector(rows[0], rows[1], 2, 10, 3, 11, 6, 14, 7, 15);
       const F8 e = __builtin_shufflevector(rows[2], rows[3], 2, 10, 3, 11, 6, 14, 7, 15);
-      float* to = tile + d * kLanes + half;
+      float* to = tile + d * kTileWidth + half;
       store(to, __builtin_shufflevector(a, b, 0, 1, 8, 9, 4, 5, 12, 13));
-      store(to + kLanes, __builtin_shufflevector(a, b, 2, 3, 10, 11, 6, 7, 14, 15));
-      store(to + 2 * kLanes, __builtin_shufflevector(c, e, 0, 1, 8, 9, 4, 5, 12, 13));
-      store(to + 3 * kLanes, __builtin_shufflevector(c, e, 2, 3, 10, 11, 6, 7, 14, 15));
+      store(to + kTileWidth, __builtin_shufflevector(a, b, 2, 3, 10, 11, 6, 7, 14, 15));
+      store(to + 2 * kTileWidth, __builtin_shufflevector(c, e, 0, 1, 8, 9, 4, 5, 12, 13));
+      store(to + 3 * kTileWidth, __builtin_shufflevector(c, e, 2, 3, 10, 11, 6, 7, 14, 15));
     }
   }
 }
 
 // Of a tile: what eight_scores sums in lanes first, first + 16 >> Level, ..., added in the order in which it adds them.
 template <int Level, int Queries>
-[[gnu::always_inline]] inline void lane_sums(NativeF (&sums)[Queries][kParts], const float* const* q, const float* tile,
+[[gnu::always_inline]] inline void lane_sums(NativeF (&sums)[Queries][kTileParts], const float* const* q, const float* tile,
                                              int64_t size, int first) {
   if constexpr (Level == 0) {
 #pragma GCC unroll 8
     for (int n = 0; n < Queries; n++) {
 #pragma GCC unroll 4
-      for (int p = 0; p < kParts; p++) sums[n][p] = NativeF{};
+      for (int p = 0; p < kTileParts; p++) sums[n][p] = NativeF{};
     }
     for (int64_t d = first; d < size; d += kLanes) {
-      NativeF keys[kParts];
+      NativeF keys[kTileParts];
 #pragma GCC unroll 4
-      for (int p = 0; p < kParts; p++) keys[p] = load<NativeF>(tile + d * kLanes + p * kNativeLanes);
+      for (int p = 0; p < kTileParts; p++) keys[p] = load<NativeF>(tile + d * kTileWidth + p * kNativeLanes);
 #pragma GCC unroll 8
       for (int n = 0; n < Queries; n++) {
 #pragma GCC unroll 4
-        for (int p = 0; p < kParts; p++) sums[n][p] += keys[p] * q[n][d];
+        for (int p = 0; p < kTileParts; p++) sums[n][p] += keys[p] * q[n][d];
       }
     }
   } else {
-    NativeF others[Queries][kParts];
+    NativeF others[Queries][kTileParts];
     lane_sums<Level - 1, Queries>(sums, q, tile, size, first);
     lane_sums<Level - 1, Queries>(others, q, tile, size, first + (kLanes >> Level));
 #pragma GCC unroll 8
     for (int n = 0; n < Queries; n++) {
 #pragma GCC unroll 4
-      for (int p = 0; p < kParts; p++) sums[n][p] += others[n][p];
+      for (int p = 0; p < kTileParts; p++) sums[n][p] += others[n][p];
     }
   }
 }
 
-// scores[n][i] = <q[n], keys[i]> for the sixteen keys of a tile: the bits of eight_scores.
+// scores[n][i] = <q[n], keys[i]> for the keys of a tile: the bits of eight_scores.
 template <int Queries>
 [[gnu::always_inline]] inline void tile_scores(float* const* scores, const float* const* q, const float* tile,
                                                int64_t size) {
-  NativeF sums[Queries][kParts];
+  NativeF sums[Queries][kTileParts];
   lane_sums<4, Queries>(sums, q, tile, size, 0);
 #pragma GCC unroll 8
   for (int n = 0; n < Queries; n++) {
 #pragma GCC unroll 4
-    for (int p = 0; p < kParts; p++) store(scores[n] + p * kNativeLanes, sums[n][p]);
+    for (int p = 0; p < kTileParts; p++) store(scores[n] + p * kNativeLanes, sums[n][p]);
   }
 }
 
-constexpr int64_t kMostOfTile = kParts == 1 ? 6 : 3;  // their sums and a key fit the registers
+constexpr int64_t kMostOfTile = kParts == 1 ? 4 : 3;  // their sums and the keys fit the registers
 
 template <int64_t Size>
 inline void tile_scores(float* const* scores, const float* const* q, int64_t queries, const float* tile, int64_t size) {
@@ -214,11 +217,7 @@ inline void tile_scores(float* const* scores, const float* const* q, int64_t que
     case 1: return tile_scores<1>(scores, q, tile, known);
     case 2: return tile_scores<2>(scores, q, tile, known);
     case 3: return tile_scores<3>(scores, q, tile, known);
-#if defined(__AVX512F__)
     case 4: return tile_scores<4>(scores, q, tile, known);
-    case 5: return tile_scores<5>(scores, q, tile, known);
-    case 6: return tile_scores<6>(scores, q, tile, known);
-#endif
     default: __builtin_unreachable();
   }
 }
