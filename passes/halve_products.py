@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from torch import fx
 
-from specc.ir import SpeculativeProgram, Weight
+from specc.ir import Role, SpeculativeProgram, Weight
 from specc.ir.dialect import ops
 from specc.ir.graphs import (
     WEIGHT,
@@ -23,10 +25,10 @@ from specc.ir.infer import infer_types
 from specc.ir.program import Function
 from specc.ir.types import DTYPES, TensorType
 from specc.passes.base import Pass, PassResult, need, promise
-from specc.passes.merge_leaves import graph_call, need_graphs
+from specc.passes.merge_leaves import graph_call
 
 aten = torch.ops.aten
-HALF = "f16"
+HALVES = ("f16", "bf16")
 _PRODUCTS = {
     aten.linear.default, aten.bmm.default, aten.mm.default, aten.matmul.default, ops.cached_attention.default,
 }  # fmt: skip
@@ -40,101 +42,116 @@ _WIDE = {
 
 @dataclass(frozen=True)
 class HalveProducts(Pass):
-    """Matrices are stored, and multiplied, as f16; norms, softmax and logits stay f32.
+    """Matrices are stored, and multiplied, as f16 or bf16; norms, softmax and logits stay f32.
 
     Before: y = linear(x, w: f32[N, K]);  n = mul(x, rsqrt(mean(pow(x, 2))))
     After:  y = linear(_to_copy(x, f16), w: f16[N, K]) : f16
             n = mul(x, rsqrt(mean(pow(_to_copy(x, f32), 2)))) : f32
 
-    What is neither follows its inputs, f32 where one is. A graph takes and returns what it did before.
+    What is neither follows its inputs, f32 where one is. A leaf takes and returns what it did before.
     """
 
     name: ClassVar[str] = "halve-products"
 
+    dtype: str = "f16"
+    """One of `HALVES`."""
+
     def requires(self, program: SpeculativeProgram) -> None:
-        need_graphs(program)
         for function in program.functions.values():
             call = graph_call(function)
             need(
-                call is None or call.meta["writes"] or not function.outputs or _halved(program, call),
+                call is None or call.meta["writes"] or not function.outputs or self._is_halved(program, call.target),
                 "attention is written out already", "halve-products before delta-caches",
             )  # fmt: skip
 
     def call(self, program: SpeculativeProgram) -> PassResult:
-        modified = False
-        weights: dict[str, Weight] = {}
-        for function in list(program.functions.values()):
-            call = graph_call(function)
-            if call is None or _halved(program, call):
-                continue
-            leaf = program.functions[str(call.target)]
-            program = program.replacing(*_rewritten(program, function, call, leaf, weights))
-            modified = True
-        if not modified:
+        leaves = {
+            n: m for n, m in _matrices(program).items() if m or not self._is_halved(program, n)
+        }
+        if not leaves:
             return PassResult(program, modified=False)
+        weights: dict[str, Weight] = {}
+        functions = [
+            self._leaf(f, leaves[f.name]) if f.name in leaves
+            else self._caller(f, leaves, program, weights)
+            for f in program.functions.values()
+        ]  # fmt: skip
         used = {
-            name for f in program.functions.values() for n in f.graph.nodes
-            if (name := weight_name(n)) is not None
-        }  # fmt: skip
-        return PassResult(
-            replace(program, weights=program.weights.added(weights).only(used)), modified=True
-        )
+            name for f in functions for n in f.graph.nodes if (name := weight_name(n)) is not None
+        }
+        store = program.weights.added(weights).only(used)
+        return PassResult(replace(program, weights=store).replacing(*functions), modified=True)
 
     def ensures(self, program: SpeculativeProgram) -> None:
-        for function in program.functions.values():
-            if (call := graph_call(function)) is not None:
-                promise(_halved(program, call), f"{function.name} multiplies in another type")
+        for name in program.functions:
+            promise(self._is_halved(program, name), f"{name} multiplies in another type")
+
+    def _is_halved(self, program: SpeculativeProgram, name: object) -> bool:
+        function = program.functions[str(name)]
+        return function.role is not Role.LEAF or all(
+            type_of(n).dtype == self.dtype for n in function.graph.nodes if n.target in _PRODUCTS
+        )
+
+    def _leaf(self, leaf: Function, matrices: Collection[int]) -> Function:
+        graph, copies = copy_graph(leaf.graph)
+        for index in matrices:
+            node = copies[leaf.inputs[index]]
+            node.meta["type"] = TensorType(self.dtype, type_of(node).shape)
+        for node in list(graph.nodes):
+            if node.target is ops.cached_attention.default:
+                _cast_inputs(graph, node, self.dtype, only=1)
+            elif node.target in _PRODUCTS:
+                _cast_inputs(graph, node, self.dtype)
+            elif node.target in _WIDE:
+                _cast_inputs(graph, node, "f32")
+        infer_types(graph, leaf.name)
+        _drop_idle_casts(graph)
+        results = []
+        with graph.inserting_before(output_of(graph)):
+            for before, now in zip(results_of(leaf.graph), results_of(graph), strict=True):
+                same = type_of(before).dtype == type_of(now).dtype
+                results.append(now if same else _cast(graph, now, type_of(before).dtype))
+        output_of(graph).args = (tuple(results),)
+        infer_types(graph, leaf.name)
+        return Function(leaf.name, leaf.role, graph, leaf.outputs)
+
+    def _caller(
+        self, function: Function, leaves: Mapping[str, Collection[int]], program: SpeculativeProgram,
+        weights: dict[str, Weight],
+    ) -> Function:  # fmt: skip
+        """`function` with halves for what `leaves` multiply with; `weights` gets them."""
+        graph, _ = copy_graph(function.graph)
+        references: dict[str, fx.Node] = {}
+        for call in [n for n in graph.nodes if n.op == "call_module"]:
+            args = list(call.args)
+            for index in leaves.get(str(call.target), ()):
+                name = str(weight_name(args[index]))
+                if name not in references:
+                    weight, half = program.weights[name], f"{name}:{self.dtype}"
+                    type_ = TensorType(self.dtype, weight.type.shape)
+                    weights[half] = weight.derive(
+                        self.dtype, type_, partial(torch.Tensor.to, dtype=DTYPES[self.dtype])
+                    )
+                    with graph.inserting_before(call):
+                        references[name] = graph.create_node("get_attr", WEIGHT + half)
+                    references[name].meta["type"] = type_
+                args[index] = references[name]
+            call.args = tuple(args)
+        drop_dead(graph)
+        return Function(function.name, function.role, graph, function.outputs)
 
 
-def _halved(program: SpeculativeProgram, call: fx.Node) -> bool:
-    nodes = program.functions[str(call.target)].graph.nodes
-    return all(type_of(n).dtype == HALF for n in nodes if n.target in _PRODUCTS)
-
-
-def _rewritten(
-    program: SpeculativeProgram, function: Function, call: fx.Node, leaf: Function,
-    weights: dict[str, Weight],
-) -> tuple[Function, Function]:  # fmt: skip
-    """The graph and its caller; `weights` gets those that are stored in half precision from now on."""
-    inner, copies = copy_graph(leaf.graph)
-    outer, outer_copies = copy_graph(function.graph)
-    new_call = outer_copies[call]
-    args = list(new_call.args)
-    for index, taken in enumerate(leaf.inputs):
-        given = call.args[index]
-        assert isinstance(given, fx.Node)
-        name = weight_name(given)
-        if name is None or not _is_matrix(taken):
-            continue
-        half = f"{name}:{HALF}"
-        type_ = TensorType(HALF, type_of(taken).shape)
-        weights[half] = program.weights[name].derive(HALF, type_, torch.Tensor.half)
-        with outer.inserting_before(new_call):
-            reference = outer.create_node("get_attr", WEIGHT + half)
-        reference.meta["type"] = copies[taken].meta["type"] = type_
-        args[index] = reference
-    new_call.args = tuple(args)
-    drop_dead(outer)
-    for node in list(inner.nodes):
-        if node.target is ops.cached_attention.default:
-            _cast_inputs(inner, node, HALF, only=1)
-        elif node.target in _PRODUCTS:
-            _cast_inputs(inner, node, HALF)
-        elif node.target in _WIDE:
-            _cast_inputs(inner, node, "f32")
-    infer_types(inner, leaf.name)
-    _drop_idle_casts(inner)
-    results = []
-    with inner.inserting_before(output_of(inner)):
-        for before, now in zip(results_of(leaf.graph), results_of(inner), strict=True):
-            same = type_of(before).dtype == type_of(now).dtype
-            results.append(now if same else _cast(inner, now, type_of(before).dtype))
-    output_of(inner).args = (tuple(results),)
-    infer_types(inner, leaf.name)
-    return (
-        Function(leaf.name, leaf.role, inner, leaf.outputs),
-        Function(function.name, function.role, outer, function.outputs),
-    )
+def _matrices(program: SpeculativeProgram) -> dict[str, set[int]]:
+    """The inputs of each leaf that are nothing but weights to multiply with, add to a product or look rows up in."""
+    found = {
+        f.name: {i for i, taken in enumerate(f.inputs) if _is_matrix(taken)}
+        for f in program.functions.values() if f.role is Role.LEAF
+    }  # fmt: skip
+    for call, given, taken in program.leaf_arguments():
+        if weight_name(given) is None:
+            leaf = program.functions[str(call.target)]
+            found[leaf.name].discard(leaf.inputs.index(taken))
+    return found
 
 
 def _is_matrix(node: fx.Node) -> bool:
@@ -150,7 +167,7 @@ def _cast_inputs(graph: fx.Graph, node: fx.Node, dtype: str, only: int | None = 
     """Casts before `node`, of its first `only` arguments or all."""
     args: list[Any] = list(node.args)
     for index, value in enumerate(args[:only]):
-        if isinstance(value, fx.Node) and type_of(value).dtype in ("f32", "f16"):
+        if isinstance(value, fx.Node) and type_of(value).dtype in ("f32", *HALVES):
             with graph.inserting_before(node):
                 args[index] = _cast(graph, value, dtype)
     node.args = tuple(args)
