@@ -82,6 +82,7 @@ _DRIVER = re.compile(
 _LOADED = re.compile(
     r'kernels_\.(\w+) = loadKernel\("[^"]*", ("\w+"), (\d+), cubin_dir_, &kernels_\.loaded_modules_\);'
 )
+_ARGUMENTS = re.compile(r"void\* kernel_args_\[\] = \{([^}]*)\};")
 _COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 """The source of each kernel, as Triton was given it."""
 
@@ -102,6 +103,12 @@ def _refuse_missing(name: str, source: str) -> None:
     refuse_missing(name, missing, " on a GPU", INSTEAD)
 
 
+def _with_sizes(found: re.Match[str]) -> str:
+    """The addresses of a kernel's arguments with their bytes beside them."""
+    pairs = (f"{{{a}, sizeof {a[1:]}}}" for a in found[1].split(", "))
+    return f"const SpeccArgument kernel_args_[] = {{{', '.join(pairs)}}};"
+
+
 def _lean(source: str, name: str, cubins: dict[str, bytes]) -> str:
     """The leaf on the runtime's `leaf_cuda.h`, with its kernels.
 
@@ -112,7 +119,10 @@ def _lean(source: str, name: str, cubins: dict[str, bytes]) -> str:
     lean, drivers = _DRIVER.subn("", lean)
     lean, checks = INPUT_CHECKS.subn("", lean)
     lean = _LOADED.sub(r"kernels_.\1 = loadKernel(cubin_\1, \2, \3);", _COMMENT.sub("", lean))
-    strange = "constants_info_[" in lean or "cubin_dir_, &kernels_" in lean
+    lean, lists = _ARGUMENTS.subn(_with_sizes, lean)
+    strange = (
+        "constants_info_[" in lean or "cubin_dir_, &kernels_" in lean or lists != lean.count(" launchKernel(")
+    )  # fmt: skip
     if (headers, drivers, checks) != (1, 1, 1) or strange or set(loaded) != set(cubins):
         raise refuse_form(
             name, "a container, a driver, input checks, no constants and the kernels that it compiled",

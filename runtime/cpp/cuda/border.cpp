@@ -237,8 +237,10 @@ int32_t specc_cuda_load(const void* cubin, const char* kernel, uint32_t shared_b
 }
 
 int32_t specc_cuda_launch(CUfunction kernel, uint32_t x, uint32_t y, uint32_t z, uint32_t warps, uint32_t shared_bytes,
-                          void** arguments) {
-  return specc::recorded([&] { gpu->launch(kernel, x, y, z, warps, shared_bytes, arguments); });
+                          const void* arguments, uint32_t count) {
+  return specc::recorded([&] {
+    gpu->launch(kernel, x, y, z, warps, shared_bytes, static_cast<const specc::Argument*>(arguments), count);
+  });
 }
 
 __attribute__((visibility("default"))) const specc_device* specc_model_device(void) { return &specc::kDevice; }

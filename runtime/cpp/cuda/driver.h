@@ -11,6 +11,8 @@ typedef struct CUctx_st* CUcontext;
 typedef struct CUmod_st* CUmodule;
 typedef struct CUfunc_st* CUfunction;
 typedef struct CUstream_st* CUstream;
+typedef struct CUgraph_st* CUgraph;
+typedef struct CUgraphExec_st* CUgraphExec;
 typedef unsigned long long CUdeviceptr;
 }
 
@@ -19,6 +21,8 @@ namespace specc {
 constexpr int kCapabilityMajor = 75, kCapabilityMinor = 76;  // CUdevice_attribute
 constexpr int kDynamicSharedBytes = 8;                       // CUfunction_attribute
 constexpr unsigned kNonBlocking = 1;                         // CUstream_flags
+
+constexpr int kCaptureThread = 1;                            // CUstreamCaptureMode: other threads' calls are no part of it
 
 // name(arguments), as libcuda exports it: _v2 is what cuda.h calls by the plain name.
 #define SPECC_CUDA_CALLS(call)                                                                        \
@@ -47,7 +51,13 @@ constexpr unsigned kNonBlocking = 1;                         // CUstream_flags
   call(cuModuleGetFunction, (CUfunction*, CUmodule, const char*))                                     \
   call(cuFuncSetAttribute, (CUfunction, int, int))                                                    \
   call(cuLaunchKernel, (CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, \
-                        CUstream, void**, void**))
+                        CUstream, void**, void**))                                                        \
+  call(cuStreamBeginCapture_v2, (CUstream, int))                                                      \
+  call(cuStreamEndCapture, (CUstream, CUgraph*))                                                      \
+  call(cuGraphInstantiateWithFlags, (CUgraphExec*, CUgraph, unsigned long long))                      \
+  call(cuGraphLaunch, (CUgraphExec, CUstream))                                                        \
+  call(cuGraphDestroy, (CUgraph))                                                                     \
+  call(cuGraphExecDestroy, (CUgraphExec))
 
 struct Cuda {
 #define SPECC_MEMBER(name, arguments) CUresult(*name) arguments = nullptr;

@@ -92,6 +92,7 @@ void Gpu::close() noexcept {
   if (context_ == nullptr) return;
   cuda_.cuCtxSetCurrent(context_);
   if (stream_ != nullptr) cuda_.cuStreamSynchronize(stream_);
+  launches_.clear(cuda_);
   drop_free();
   for (CUmodule module : modules_) cuda_.cuModuleUnload(module);
   if (pinned_ != nullptr) cuda_.cuMemFreeHost(pinned_);
@@ -110,8 +111,8 @@ Block* Gpu::take(size_t bytes) {
   auto block = std::make_unique<Block>();
   block->bytes = bytes;
   block->granted = rounded(bytes);
-  const auto found = free_.find(block->granted);
-  if (found != free_.end()) {
+  const auto found = free_.lower_bound({block->granted, 0});
+  if (found != free_.end() && found->first == block->granted) {
     block->at = found->second;
     free_.erase(found);
   } else {
@@ -131,6 +132,7 @@ void Gpu::give(Block* block) noexcept {
   try {
     free_.emplace(block->granted, block->at);
   } catch (const std::bad_alloc&) {
+    // (Nothing can be launched without memory of the host either: what was kept back stays so, and fails there.)
     cuda_.cuStreamSynchronize(stream_);
     cuda_.cuMemFree_v2(block->at);
   }
@@ -138,10 +140,12 @@ void Gpu::give(Block* block) noexcept {
 }
 
 void Gpu::zero(const Block& block) {
+  flush();
   check(cuda_.cuMemsetD8Async(block.at, 0, block.bytes, stream_), "cuMemsetD8Async", "the state of a session");
 }
 
 void Gpu::wait(const char* where) {
+  flush();
   check(cuda_.cuStreamSynchronize(stream_), "cuStreamSynchronize", where);
   pinned_used_ = 0;
 }
@@ -157,6 +161,7 @@ char* Gpu::pinned(size_t bytes) {
 
 void Gpu::upload(CUdeviceptr to, const void* const* from, const size_t* bytes, const size_t* offsets, int count,
                  size_t total) {
+  flush();
   char* staged = pinned(total);
   if (staged == nullptr) {
     for (int i = 0; i < count; i++) upload_once(to + offsets[i], from[i], bytes[i]);
@@ -169,15 +174,18 @@ void Gpu::upload(CUdeviceptr to, const void* const* from, const size_t* bytes, c
 // In our stream, as all is: the plain copy returns before memory that is not pinned has arrived, and our stream would not
 // wait for it.
 void Gpu::upload_once(CUdeviceptr to, const void* from, size_t bytes) {
+  flush();
   check(cuda_.cuMemcpyHtoDAsync_v2(to, from, bytes, stream_), "cuMemcpyHtoDAsync", "a weight");
   wait("a weight");
 }
 
 void Gpu::copy(CUdeviceptr to, CUdeviceptr from, size_t bytes) {
+  flush();
   check(cuda_.cuMemcpyDtoDAsync_v2(to, from, bytes, stream_), "cuMemcpyDtoDAsync", "a copy");
 }
 
 void Gpu::fetch(void* const* to, const CUdeviceptr* from, const size_t* bytes, int count) {
+  flush();
   size_t total = 0;
   for (int i = 0; i < count; i++) total += (bytes[i] + 255) / 256 * 256;
   char* staged = pinned(total);  // null for logits of many rows: these go to memory that is not pinned
@@ -209,9 +217,8 @@ CUfunction Gpu::load(const void* cubin, const char* kernel, uint32_t shared_byte
 }
 
 void Gpu::launch(CUfunction kernel, uint32_t x, uint32_t y, uint32_t z, uint32_t warps, uint32_t shared_bytes,
-                 void** arguments) {
-  check(cuda_.cuLaunchKernel(kernel, x, y, z, 32 * warps, 1, 1, shared_bytes, stream_, arguments, nullptr),
-        "cuLaunchKernel", "a kernel");
+                 const Argument* arguments, uint32_t count) {
+  launches_.add(kernel, x, y, z, warps, shared_bytes, arguments, count);
 }
 
 }  // namespace specc

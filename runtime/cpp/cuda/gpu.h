@@ -1,9 +1,11 @@
 // One GPU: its context, one stream that everything runs on in order, and memory that is asked for once and kept.
 #pragma once
-#include <map>
+#include <set>
+#include <utility>
 #include <vector>
 
 #include "driver.h"
+#include "launches.h"
 
 extern const char specc_cuda_arch[];  // "sm_90": what the artifact is for; in the generated table
 extern const int specc_cuda_archs[];  // 80, 86, ..., 0: all that specc compiles for
@@ -28,7 +30,8 @@ class Gpu {
 
   void enter();  // the calling thread uses this GPU
 
-  // Memory that is given back may be taken again at once: what still reads it runs before what is launched later.
+  // Memory that is given back may be taken again at once: what still reads it runs before what is launched later. Of
+  // what fits, the lowest is taken: calls that are alike get the same places, and so the same launches.
   Block* take(size_t bytes);
   void give(Block* block) noexcept;
   void zero(const Block& block);
@@ -42,7 +45,9 @@ class Gpu {
   void fetch(void* const* to, const CUdeviceptr* from, const size_t* bytes, int count);
 
   CUfunction load(const void* cubin, const char* kernel, uint32_t shared_bytes);
-  void launch(CUfunction kernel, uint32_t x, uint32_t y, uint32_t z, uint32_t warps, uint32_t shared_bytes, void** arguments);
+  // Kept back until the GPU is asked for something else: so failures show there.
+  void launch(CUfunction kernel, uint32_t x, uint32_t y, uint32_t z, uint32_t warps, uint32_t shared_bytes,
+              const Argument* arguments, uint32_t count);
 
  private:
   void start(const char* name);
@@ -50,6 +55,7 @@ class Gpu {
   void drop_free() noexcept;
   char* pinned(size_t bytes);
   void wait(const char* where);
+  void flush() { launches_.flush(cuda_, stream_); }
   void check(CUresult result, const char* call, const char* where) const { cuda_check(cuda_, result, call, where); }
 
   const Cuda& cuda_;
@@ -59,7 +65,8 @@ class Gpu {
   char* pinned_ = nullptr;
   size_t pinned_used_ = 0;
   std::vector<CUmodule> modules_;
-  std::multimap<size_t, CUdeviceptr> free_;  // by size
+  std::set<std::pair<size_t, CUdeviceptr>> free_;  // by size
+  Launches launches_;
 };
 
 }  // namespace specc

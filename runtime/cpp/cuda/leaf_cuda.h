@@ -18,7 +18,7 @@ typedef void* cudaStream_t;  // there is one stream, and launching knows it
 int32_t specc_cuda_enter(specc_tensor** in, int32_t n_in);
 int32_t specc_cuda_load(const void* cubin, const char* kernel, uint32_t shared_bytes, CUfunction* result);
 int32_t specc_cuda_launch(CUfunction kernel, uint32_t x, uint32_t y, uint32_t z, uint32_t warps, uint32_t shared_bytes,
-                          void** arguments);
+                          const void* arguments, uint32_t count);
 }
 
 #include <stdexcept>
@@ -48,7 +48,14 @@ static inline CUfunction loadKernel(const unsigned char* cubin, const char* kern
   return function;
 }
 
+// As launches.h has it. The generated list of addresses is rewritten to one of these: copies need the sizes.
+struct SpeccArgument {
+  const void* at;
+  uint32_t bytes;
+};
+
+template <size_t count>
 static inline void launchKernel(CUfunction kernel, uint32_t x, uint32_t y, uint32_t z, uint32_t warps,
-                                uint32_t shared_bytes, void* arguments[], cudaStream_t) {
-  specc_cuda_must(specc_cuda_launch(kernel, x, y, z, warps, shared_bytes, arguments));
+                                uint32_t shared_bytes, const SpeccArgument (&arguments)[count], cudaStream_t) {
+  specc_cuda_must(specc_cuda_launch(kernel, x, y, z, warps, shared_bytes, arguments, count));
 }

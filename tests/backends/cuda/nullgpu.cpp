@@ -10,6 +10,7 @@
 #include <cstring>
 #include <map>
 #include <string>
+#include <vector>
 
 #include "driver.h"
 
@@ -20,6 +21,13 @@ struct Kernel {
   std::string name;
 };
 
+struct Launch {
+  const Kernel* kernel;
+  unsigned grid[3];
+  std::vector<unsigned long long> arguments;
+};
+using Graph = std::vector<Launch>;
+
 typedef void (*OnLaunch)(const void* cubin, const char* kernel, const unsigned* grid, void** arguments);
 
 std::map<std::string, long long> counts;
@@ -28,10 +36,22 @@ OnLaunch on_launch = nullptr;
 int capability = 90, failing = 0;
 long long held = 0;  // contexts, streams, modules and pieces of pinned memory
 std::string failing_call;
+Graph* capturing = nullptr;
 
+// Between the begin and the end of a capture only launches are allowed.
 bool fails(const char* call) {
   counts[call]++;
+  if (capturing != nullptr && std::strcmp(call, "cuLaunchKernel") != 0 && std::strcmp(call, "cuStreamEndCapture") != 0) {
+    failing = 900;
+    return true;
+  }
   return failing_call == call;
+}
+
+void play(const Launch& launch) {
+  std::vector<void*> arguments;
+  for (const auto& word : launch.arguments) arguments.push_back(const_cast<unsigned long long*>(&word));
+  if (on_launch != nullptr) on_launch(launch.kernel->cubin, launch.kernel->name.c_str(), launch.grid, arguments.data());
 }
 
 // ELF64: e_machine at 18, e_shoff at 40, e_flags at 48, e_shentsize, e_shnum and e_shstrndx from 58.
@@ -150,10 +170,35 @@ CALL(cuModuleGetFunction, CUfunction* kernel, CUmodule module, const char* name)
 CALL(cuFuncSetAttribute, CUfunction, int, int) return 0; }
 CALL(cuLaunchKernel, CUfunction kernel, unsigned x, unsigned y, unsigned z, unsigned, unsigned, unsigned, unsigned,
      CUstream, void** arguments, void**)
-  const unsigned grid[] = {x, y, z};
-  const auto* known = reinterpret_cast<const Kernel*>(kernel);
+  Launch launch{reinterpret_cast<const Kernel*>(kernel), {x, y, z}, {}};
   if (x == 0 || y == 0 || z == 0) return 1;
-  if (on_launch != nullptr) on_launch(known->cubin, known->name.c_str(), grid, arguments);
+  for (void** argument = arguments; *argument != nullptr; argument++) {  // the driver copies them as well
+    launch.arguments.push_back(*static_cast<unsigned long long*>(*argument));
+  }
+  if (capturing != nullptr) {
+    capturing->push_back(launch);
+  } else {
+    play(launch);
+  }
   return 0;
 }
+CALL(cuStreamBeginCapture_v2, CUstream, int) capturing = new Graph; return 0; }
+CALL(cuStreamEndCapture, CUstream, CUgraph* made)
+  if (capturing == nullptr) return 901;
+  held++;
+  *made = reinterpret_cast<CUgraph>(capturing);
+  capturing = nullptr;
+  return 0;
+}
+CALL(cuGraphInstantiateWithFlags, CUgraphExec* made, CUgraph graph, unsigned long long)
+  held++;
+  *made = reinterpret_cast<CUgraphExec>(new Graph(*reinterpret_cast<Graph*>(graph)));
+  return 0;
+}
+CALL(cuGraphLaunch, CUgraphExec graph, CUstream)
+  for (const Launch& launch : *reinterpret_cast<Graph*>(graph)) play(launch);
+  return 0;
+}
+CALL(cuGraphDestroy, CUgraph graph) held--; delete reinterpret_cast<Graph*>(graph); return 0; }
+CALL(cuGraphExecDestroy, CUgraphExec graph) held--; delete reinterpret_cast<Graph*>(graph); return 0; }
 }
