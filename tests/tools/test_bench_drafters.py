@@ -39,3 +39,14 @@ def test_what_is_no_artifact_is_refused() -> None:
         done = _bench(*wrong)
         assert done.returncode == 2, done.stdout
         assert "SPECC-E0103" in done.stderr
+
+
+def test_backends_are_compared_row_by_row(tiny_artifact: Path) -> None:
+    """K = 0, 2 and 4: so many rows and one; the first is what the other is measured by."""
+    arguments = ("backends", f"one={tiny_artifact}", f"two={tiny_artifact}", "--seconds", 0)
+    command = [sys.executable, "-m", "bench", *map(str, arguments)]
+    done = subprocess.run(command, cwd=TOOLS, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    lines = [line.split() for line in done.stdout.splitlines()[1:]]
+    assert [line[:2] for line in lines] == [[r, n] for r in "135" for n in ("one", "two")]
+    assert [line[3] for line in lines if line[1] == "one"] == ["1.00"] * 3

@@ -248,14 +248,32 @@ def side_by_side(
     wanted = kinds.split(",")
     for kind in wanted:
         flags.one_of("--kinds", kind, prompts.CLASSES)
-    named = {name: Path(path) for name, _, path in (a.partition("=") for a in artifacts)}
-    if not named or any(not name or not path.name for name, path in named.items()):
-        raise flags.bad_value("ARTIFACTS", "NAME=ARTIFACT, once or more", " ".join(artifacts))
+    named = _named(artifacts)
     asked = [p for p in prompts.built_in() if p.kind in wanted]
     rows = drafters.compare(named, asked, new_tokens, repeats, threads, output.say)
     print(drafters.table(rows))
     if out is not None:
         out.write_text(json.dumps({"schema": 1, "rows": [asdict(r) for r in rows]}, indent=1))
+    return output.EXIT_OK
+
+
+@app.command(name="backends")
+def by_backend(*artifacts: str, seconds: float = 60, threads: int = 0) -> int:
+    """One model by several backends: t(T) of a verify on T = K + 1 rows, and its ratio to the first one's.
+
+    Compile both with --num-speculative-tokens 0,3,7 for t(1), t(4) and t(8).
+
+    Example: python -m bench backends inductor=a.specc tvm=b.specc
+
+    Args:
+        artifacts: NAME=ARTIFACT, of the same model.
+        seconds: For all together.
+        threads: Threads; 0 takes the physical cores this process may use.
+    """
+    flags.threads(threads)
+    from bench.backends import compare, rendered
+
+    print(rendered(compare(_named(artifacts), threads, seconds)))
     return output.EXIT_OK
 
 
@@ -280,6 +298,13 @@ def drafting(artifact: Path, /) -> int:
         }
     )
     return output.EXIT_OK
+
+
+def _named(artifacts: tuple[str, ...]) -> dict[str, Path]:
+    named = {name: Path(path) for name, _, path in (a.partition("=") for a in artifacts)}
+    if not named or any(not name or not path.name for name, path in named.items()):
+        raise flags.bad_value("ARTIFACTS", "NAME=ARTIFACT, once or more", " ".join(artifacts))
+    return named
 
 
 def _artifacts(named: tuple[str, ...]) -> dict[str, Path]:
