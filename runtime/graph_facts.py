@@ -63,13 +63,15 @@ class CudaCalls:
 class CudaCode:
     """Code for an NVIDIA GPU of the architecture `arch`, as in sm_90: `kernels` are all that lie in model.so.
 
-    `verified_on_gpu`: whether anyone saw what this release compiles run on a GPU.
+    `dtype`: of matrices and of what they are multiplied with. `verified_on_gpu`: whether anyone saw what this release
+    compiles run on a GPU.
     """
 
     arch: str
     kernels: int
     functions: Mapping[str, CudaCalls]
     verified_on_gpu: bool
+    dtype: str = "f32"
 
     @classmethod
     def read(cls, at: Field) -> CudaCode | None:
@@ -81,8 +83,9 @@ class CudaCode:
             for name, item in at["functions"].entries()
         }
         return cls(
-            at["arch"].string(), at["kernels"].integer(1), calls, at["verified_on_gpu"].boolean()
-        )
+            at["arch"].string(), at["kernels"].integer(1), calls, at["verified_on_gpu"].boolean(),
+            at.get("dtype").string(default="f32"),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)

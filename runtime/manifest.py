@@ -268,11 +268,8 @@ class Manifest:
     def approximations(self) -> tuple[str, ...]:
         """All that makes the artifact another model than its original: `reduced` weights, and caches."""
         caches = sorted({b.dtype for b in self.state} & {"f16", "bf16"})
-        halves = (
-            ()
-            if self.graphs is None or self.graphs.dtype == "f32"
-            else (f"{self.graphs.dtype} products",)
-        )
+        dtype = next((g.dtype for g in (self.graphs, self.cuda) if g is not None), "f32")
+        halves = () if dtype == "f32" else (f"{dtype} products",)
         return (*self.reduced, *halves, *(f"{dtype} caches" for dtype in caches))
 
     @property

@@ -11,13 +11,15 @@ import torch
 from torch import fx
 
 from specc.backends.cuda import kernels as _kernels
+from specc.backends.cuda import packed as _packed
 from specc.backends.cuda.refusal import refusal
-from specc.ir import Function, Role, SpeculativeProgram, TensorType
+from specc.ir import Encoding, Function, Role, SpeculativeProgram, TensorType
 from specc.ir.dialect import ops
 from specc.ir.graphs import Builder, copy_graph, type_of
 from specc.ir.infer import infer_types
+from specc.passes.halve_products import HALVES
 
-assert _kernels  # defines the operations of specc_cuda
+assert _kernels is not _packed  # the operations of specc_cuda are defined in both
 
 aten = torch.ops.aten
 cuda = torch.ops.specc_cuda
@@ -64,16 +66,62 @@ def _arguments(node: fx.Node) -> list[Any]:
 def _linear(graph: fx.Graph, node: fx.Node, where: str) -> None:
     x, w, *rest = _arguments(node)
     bias = rest[0] if rest else None
-    if {type_of(n).dtype for n in (x, w)} != {"f32"}:
-        raise refusal(
-            f"a product of {type_of(x)} and {type_of(w)}", where, "compile without --quant"
-        )
+    if type_of(x).dtype != type_of(w).dtype or type_of(x).dtype not in ("f32", *HALVES):
+        raise refusal(f"a product of {type_of(x)} and {type_of(w)}", where)
     shape = [-1 if d == "T" else d for d in type_of(node).shape]
     with graph.inserting_before(node):
         flat = graph.call_function(aten.reshape.default, (x, [-1, type_of(w).shape[1]]))
-        product = graph.call_function(cuda.linear.default, (flat, w, bias))
+        wide = type_of(x).dtype != "f32" and _is_widened(node)
+        product = graph.call_function(cuda.linear.default, (flat, w, bias, wide))
         result = graph.call_function(aten.reshape.default, (product, shape))
     _replace(graph, node, result)
+
+
+def _packed_linear(graph: fx.Graph, node: fx.Node, where: str) -> None:
+    x, w, bias, n, name = _arguments(node)
+    depth = type_of(x).shape[-1]
+    shape = [-1 if d == "T" else d for d in type_of(node).shape]
+    with graph.inserting_before(node):
+        flat = graph.call_function(aten.reshape.default, (x, [-1, depth]))
+        operands = (flat, w, bias, n, *_encoding(name, depth, where))
+        product = graph.call_function(cuda.packed_linear.default, operands)
+        result = graph.call_function(aten.reshape.default, (product, shape))
+    _replace(graph, node, result)
+
+
+def _packed_embedding(graph: fx.Graph, node: fx.Node, where: str) -> None:
+    tokens, w, _, depth, name = _arguments(node)
+    with graph.inserting_before(node):
+        operands = (tokens, w, depth, *_encoding(name, depth, where))
+        result = graph.call_function(cuda.packed_embedding.default, operands)
+    _replace(graph, node, result)
+
+
+def _encoding(name: str, depth: Any, where: str) -> tuple[int, int, bool]:
+    """Bits, columns that share a scale, and whether there are minima."""
+    encoding = Encoding.parse(name)
+    if not encoding.quantised:
+        raise refusal(
+            f"matrices of {name} in tiles",
+            where,
+            f"compile with --dtype {name} in place of --quant {name}",
+        )
+    return encoding.bits, encoding.group or int(depth), encoding.minimum
+
+
+_VIEWS = {
+    aten.select.int, aten.reshape.default, aten.view.default, aten.unsqueeze.default, aten.transpose.int,
+    aten.slice.Tensor,
+}  # fmt: skip
+
+
+def _is_widened(node: fx.Node) -> bool:
+    """Whether all that is done with a value is to make it f32, as with logits: its sums need not be rounded first."""
+    return bool(node.users) and all(
+        _is_widened(u) if u.target in _VIEWS
+        else u.target is aten._to_copy.default and u.kwargs == {"dtype": torch.float32}
+        for u in node.users
+    )  # fmt: skip
 
 
 def _cache_write(graph: fx.Graph, node: fx.Node, where: str) -> None:
@@ -86,7 +134,7 @@ def _attention(graph: fx.Graph, node: fx.Node, where: str) -> None:
     q, k, v, positions, rows, parents, *numbers, sinks = _arguments(node)
     if parents is not None:
         raise refusal("attention in a token tree", where, "leave out --tree")
-    if type_of(q).dtype != "f32":
+    if type_of(q).dtype not in ("f32", *HALVES):
         raise refusal(f"attention of {type_of(q)}", where)
     with graph.inserting_before(node):
         result = graph.call_function(
@@ -112,6 +160,8 @@ def _index_select(graph: fx.Graph, node: fx.Node, where: str) -> None:
 _FORMS: Mapping[Any, Callable[[fx.Graph, fx.Node, str], None]] = {
     aten.linear.default: _linear,
     aten.index_select.default: _index_select,
+    ops.linear.default: _packed_linear,
+    ops.embedding.default: _packed_embedding,
     ops.cache_write.default: _cache_write,
     ops.cached_attention.default: _attention,
 }
@@ -127,9 +177,12 @@ def _accept(builder: Builder, values: list[fx.Node], rest: list[Any]) -> list[fx
 
 
 def _row(builder: Builder, values: list[fx.Node], rest: list[Any]) -> list[fx.Node]:
-    x, index = values
-    inside = builder.op(aten.clamp.default, index, 0, int(type_of(x).at()[0]) - 1)
-    return [builder.op(aten.index.Tensor, x, [inside])]
+    return [builder.op(cuda.row.default, *values)]
+
+
+def _cache_copy(builder: Builder, values: list[fx.Node], rest: list[Any]) -> list[fx.Node]:
+    builder.graph.call_function(cuda.cache_copy.default, tuple(values))
+    return []
 
 
 def _take(builder: Builder, values: list[fx.Node], rest: list[Any]) -> list[fx.Node]:
@@ -143,6 +196,7 @@ def _cat(builder: Builder, values: list[fx.Node], rest: list[Any]) -> list[fx.No
 _BETWEEN: Mapping[Any, Form] = {
     ops.accept.default: _accept,
     ops.argmax.default: _argmax,
+    ops.cache_copy.default: _cache_copy,
     ops.row.default: _row,
     ops.take.default: _take,
 }
@@ -181,11 +235,11 @@ class _Outliner:
             self.leaves[key] = _between(name, form, [type_of(v) for v in values], rest)
         with graph.inserting_before(node):
             results = Builder(graph).call(self.leaves[key], values)
-        if isinstance(node.meta["type"], tuple):
+        if isinstance(node.meta.get("type"), tuple):
             for item in list(node.users):
                 item.replace_all_uses_with(results[_arguments(item)[1]])
                 graph.erase_node(item)
-        else:
+        elif results:
             node.replace_all_uses_with(results[0])
         graph.erase_node(node)
         return results

@@ -40,18 +40,21 @@ def _linear_kernel(
         )
         sums += tl.dot(a, b, input_precision="ieee")
     if HAS_BIAS:
-        sums += tl.load(bias + n, mask=n < columns, other=0.0)[None, :]
+        sums += tl.load(bias + n, mask=n < columns, other=0.0).to(tl.float32)[None, :]
     at = y + m[:, None].to(tl.int64) * columns + n[None, :]
     tl.store(at, sums, mask=(m[:, None] < rows) & (n[None, :] < columns))
 
 
 @triton_op("specc_cuda::linear", mutates_args={})
-def linear(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
-    """X f32[T, K], w f32[N, K], bias f32[N] -> f32[T, N]; each weight is read once for 16 rows."""
+def linear(x: Tensor, w: Tensor, bias: Tensor | None, wide: bool) -> Tensor:
+    """X [T, K], w [N, K], bias [N], all f32, f16 or bf16 -> [T, N] of the same, or f32 if `wide`.
+
+    Sums are f32 whatever is multiplied. Each weight is read once for 16 rows.
+    """
     x, w = x.contiguous(), w.contiguous()
     rows, depth = x.shape
     columns = w.shape[0]
-    y = x.new_empty(rows, columns)
+    y = x.new_empty(rows, columns, dtype=torch.float32 if wide else x.dtype)
     grid = (triton.cdiv(columns, BLOCK_N), triton.cdiv(rows, BLOCK_ROWS))
     wrap_triton(_linear_kernel)[grid](
         x, w, x if bias is None else bias, y, rows, columns, depth, bias is not None, BLOCK_ROWS, BLOCK_N, BLOCK_K
@@ -81,6 +84,40 @@ def cache_write(cache: Tensor, x: Tensor, rows: Tensor) -> None:
 
 
 @triton.jit
+def _copy_rows_kernel(
+    source, first, target, last, width, HAS_FIRST: tl.constexpr, BC: tl.constexpr
+):
+    t, c = tl.program_id(0).to(tl.int64), tl.program_id(1) * BC + tl.arange(0, BC)
+    row = t
+    if HAS_FIRST:
+        row = tl.minimum(tl.maximum(tl.load(first), 0), last)
+    value = tl.load(source + row * width + c, mask=c < width)
+    tl.store(target + t * width + c, value.to(target.dtype.element_ty), mask=c < width)
+
+
+@triton_op("specc_cuda::row", mutates_args={})
+def row(x: Tensor, index: Tensor) -> Tensor:
+    """`specc.row`: x [T, ...], index i64[1], clamped to the rows -> [1, ...]."""
+    x = x.contiguous()
+    y = x.new_empty(1, *x.shape[1:])
+    width = y.numel()
+    wrap_triton(_copy_rows_kernel)[(1, triton.cdiv(width, BLOCK_V))](
+        x, index, y, x.shape[0] - 1, width, True, BLOCK_V
+    )
+    return y
+
+
+@triton_op("specc_cuda::cache_copy", mutates_args={"state"})
+def cache_copy(x: Tensor, state: Tensor) -> None:
+    """`specc.cache_copy`: rows 0..T-1 of state [R, H] := x [T, H], in place."""
+    x = x.contiguous()
+    rows, width = x.shape
+    wrap_triton(_copy_rows_kernel)[(rows, triton.cdiv(width, BLOCK_V))](
+        x, x, state, rows - 1, width, False, BLOCK_V
+    )
+
+
+@triton.jit
 def _attention_kernel(
     q, k, v, positions, rows, sinks, y, cache_rows, q_row, q_head, q_column, heads,
     SCALE: tl.constexpr, SOFTCAP: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr,
@@ -94,7 +131,9 @@ def _attention_kernel(
     if WINDOW > 0:
         first = tl.maximum(first, last - WINDOW + 1)
     own = (head // GROUP).to(tl.int64) * cache_rows
-    query = tl.load(q + t * q_row + head * q_head + d * q_column, mask=d < WIDTH, other=0.0)
+    query = tl.load(q + t * q_row + head * q_head + d * q_column, mask=d < WIDTH, other=0.0).to(
+        tl.float32
+    )
     most = tl.full((1,), float("-inf"), dtype=tl.float32)
     if HAS_SINKS:
         most = tl.zeros((1,), dtype=tl.float32) + tl.load(sinks + head).to(tl.float32)
@@ -130,8 +169,8 @@ def attention(
 ) -> Tensor:  # fmt: skip
     """`specc.cached_attention` of rows that are no tree.
 
-    q f32[T, Hq, D], caches [Hkv, R, D] and [Hkv, R, Dv], f32 or f16 -> f32[T, Hq, Dv]. Reads the rows
-    that a text has, and no others.
+    q [T, Hq, D], caches [Hkv, R, D] and [Hkv, R, Dv], each f32, f16 or bf16 -> [T, Hq, Dv] as q. Scores and sums
+    are f32. Reads the rows that a text has, and no others.
     """
     count, heads, width = q.shape
     cache_heads, cache_rows, width_v = v.shape

@@ -20,10 +20,11 @@ from specc.backends.plan import Plan, plans_of
 from specc.backends.toolchain import Object, Toolchain, leaf_table
 from specc.errors import BackendError
 from specc.ir import Function, Role, SpeculativeProgram
+from specc.passes.halve_products import HALVES
 from specc.runtime import sources
 
-_KERNELS = "specc.backends.cuda.kernels"
-"""What leaves call; named, since it needs Triton."""
+_KERNELS = "specc.backends.cuda.packed"
+"""What leaves call, with what it imports; named, since it needs Triton."""
 _LEAF_HEADER = sources.CPP / "cuda/leaf_cuda.h"
 _LAUNCH = re.compile(r"^\s+call_\w+\(", re.MULTILINE)
 
@@ -71,8 +72,14 @@ class CudaBackend:
         return Lowered(
             files, plans, program.weights,
             {"torch": torch.__version__, "triton": TRITON, "compiler": chain.version},
-            cuda=facts(device.gpu, texts, plans),
+            cuda={**facts(device.gpu, texts, plans), "dtype": _dtype(program)},
         )  # fmt: skip
+
+
+def _dtype(program: SpeculativeProgram) -> str:
+    """What matrices are of: one type, or f32 (the pass halve-products leaves no other)."""
+    stored = {weight.type.dtype for weight in program.weights.values()}
+    return next((dtype for dtype in HALVES if dtype in stored), "f32")
 
 
 def source_of(function: Function, arch: str) -> str:

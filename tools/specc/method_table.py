@@ -52,19 +52,19 @@ TABLE: Mapping[str, Method] = {
     STRUCTURE: Method(Drafts.TEXT, calibrated=True, not_in_mlc=_MODELS_ALONE),
     "draft_model": Method(Drafts.GRAPH, graphs=True, cuda=True),
     "layerskip": Method(Drafts.GRAPH, graphs=True, cuda=True, calibrated=True, not_in_mlc=_NOTHING_SHARED),
-    "eagle:adaptive": Method(Drafts.GRAPH, calibrated=True, not_in_mlc=_NOTHING_SHARED),
-    "eagle": Method(Drafts.TRAINED, graphs=True),
+    "eagle:adaptive": Method(Drafts.GRAPH, cuda=True, calibrated=True, not_in_mlc=_NOTHING_SHARED),
+    "eagle": Method(Drafts.TRAINED, graphs=True, cuda=True),
     "eagle3": Method(
-        Drafts.TRAINED, graphs=True,
+        Drafts.TRAINED, graphs=True, cuda=True,
         not_in_mlc="it passes on one hidden state of the target's width, and EAGLE-3 reads three",
     ),
     "mtp": Method(
-        Drafts.TRAINED, graphs=True,
+        Drafts.TRAINED, graphs=True, cuda=True,
         not_in_mlc="its eagle mode passes on one stream, and an MTP layer reads two",
     ),
-    "dflash": Method(Drafts.TRAINED, not_in_mlc=_A_TOKEN_A_STEP),
-    "dspark": Method(Drafts.TRAINED, not_in_mlc=_A_TOKEN_A_STEP),
-    "medusa": Method(Drafts.TRAINED),
+    "dflash": Method(Drafts.TRAINED, cuda=True, not_in_mlc=_A_TOKEN_A_STEP),
+    "dspark": Method(Drafts.TRAINED, cuda=True, not_in_mlc=_A_TOKEN_A_STEP),
+    "medusa": Method(Drafts.TRAINED, cuda=True),
 }  # fmt: skip
 
 METHODS = tuple(TABLE)

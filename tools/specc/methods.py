@@ -18,6 +18,7 @@ from specc.ir.importers.source import ImportedModel, load_model
 from specc.ir.sharding import Way
 from specc.method_table import STRUCTURE, TRAINED
 from specc.passes import Pipeline, pipelines
+from specc.passes.halve_products import HALVES
 from specc.passes.pipelines import Shape
 from specc.passes.plan_arena import PlanArena
 from specc.passes.quantise_weights import QuantiseWeights
@@ -70,6 +71,8 @@ def pipeline_for(request: CompileRequest, imported: ImportedModel, progress: Pro
             shards = ShardCaches(count, Way(way) if way else None)
         half = request.graph_dtype == "f16"
         pipeline = pipelines.as_graphs(pipeline, half=half, shards=shards)
+    if request.dtype in HALVES:
+        pipeline = pipelines.halved(pipeline, request.dtype)
     splits, size = flags.arena("--kv-arena", request.kv_arena)
     # Inductor's code asks each cache for its length; graphs and plain torch have it built in.
     any_length = backend_of(request) == "inductor"
@@ -77,9 +80,9 @@ def pipeline_for(request: CompileRequest, imported: ImportedModel, progress: Pro
 
 
 def _caches(request: CompileRequest) -> str:
-    """The caches' type: graphs that multiply halves keep halves, where nothing else is asked for."""
-    asked = request.kv_cache_dtype
-    return request.graph_dtype if (asked, request.graph_dtype) == ("auto", "f16") else asked
+    """The caches' type: what multiplies halves keeps halves, where nothing else is asked for."""
+    halves = [d for d in (request.graph_dtype, request.dtype) if d in HALVES]
+    return halves[0] if halves and request.kv_cache_dtype == "auto" else request.kv_cache_dtype
 
 
 def weights_of(request: CompileRequest) -> QuantiseWeights | None:

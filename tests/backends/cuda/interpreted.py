@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 import triton.language as tl
+from triton.runtime import interpreter
 
 
 class libdevice:  # noqa: N801 - as Inductor calls it
@@ -35,13 +37,14 @@ class libdevice:  # noqa: N801 - as Inductor calls it
 
 _SCALARS = {"i32": c.c_int32, "i64": c.c_int64, "fp32": c.c_float, "fp64": c.c_double}
 _POINTERS = {
-    "*fp32": "float32",
-    "*fp64": "float64",
-    "*i64": "int64",
-    "*i32": "int32",
-    "*fp16": "float16",
-    "*i1": "bool",
-    "*u8": "uint8",
+    "*fp32": torch.float32,
+    "*fp64": torch.float64,
+    "*i64": torch.int64,
+    "*i32": torch.int32,
+    "*fp16": torch.float16,
+    "*bf16": torch.bfloat16,
+    "*i1": torch.bool,
+    "*u8": torch.uint8,
 }
 
 
@@ -61,6 +64,11 @@ class Gpu:
             )
             self._kept = kind(self._launch)
             self.library.nullgpu_on_launch(self._kept)
+
+    def check(self) -> None:
+        """Raise what a kernel failed with: the driver's double only knows that something did."""
+        if self.failure is not None:
+            raise self.failure from None
 
     def count(self, call: str) -> int:
         return int(self.library.nullgpu_count(call.encode()))
@@ -98,14 +106,12 @@ class Gpu:
 
 
 def _argument(type_: str, at: int) -> Any:
-    import torch
-
     if type_ in _SCALARS:
         return _SCALARS[type_].from_address(at).value
     address = c.c_uint64.from_address(at).value
-    kind = np.dtype(_POINTERS[type_])
+    kind = _POINTERS[type_]
     # One element is enough: the interpreter takes the address and the dtype of it.
-    return torch.from_numpy(np.frombuffer((c.c_char * kind.itemsize).from_address(address), kind))
+    return torch.frombuffer((c.c_char * kind.itemsize).from_address(address), dtype=kind)
 
 
 def _elf(at: int) -> bytes:
@@ -121,19 +127,67 @@ def _elf(at: int) -> bytes:
 
 def in_place() -> None:
     """The interpreter copies what it is given, and back; here memory is where it is."""
-    from triton.runtime.interpreter import GridExecutor
+    executor = interpreter.GridExecutor
+    executor._init_args_hst = lambda self, args, kwargs: (args, kwargs)
+    executor._restore_args_dev = lambda self, *given: None
 
-    GridExecutor._init_args_hst = lambda self, args, kwargs: (args, kwargs)
-    GridExecutor._restore_args_dev = lambda self, *given: None
+
+def bfloat16() -> None:
+    """The interpreter multiplies the bits of bf16 as integers, and rounds to it towards zero; GPUs to nearest even."""
+    builder, convert, multiply = (
+        interpreter.InterpreterBuilder, interpreter._convert_float, interpreter.InterpreterBuilder.create_dot
+    )  # fmt: skip
+
+    def converted(x: Any, source: Any, to: Any, rounding: Any) -> Any:
+        if (source, to) == (tl.float32, tl.bfloat16):
+            halves = torch.from_numpy(np.ascontiguousarray(x)).to(torch.bfloat16)
+            return halves.view(torch.uint16).numpy()
+        return convert(x, source, to, rounding)
+
+    def dot(self: Any, a: Any, b: Any, *rest: Any) -> Any:
+        wide = [
+            self.cast_impl(x, tl.float32) if x.dtype.scalar == tl.bfloat16 else x for x in (a, b)
+        ]
+        return multiply(self, *wide, *rest)
+
+    interpreter._convert_float, builder.create_dot = converted, dot
+
+
+def fused() -> None:
+    """The interpreter rounds the product of a fused multiply-add as well."""
+
+    def fma(self: Any, x: Any, y: Any, z: Any) -> Any:
+        wide = x.data.astype(np.float64) * y.data + z.data
+        return interpreter.TensorHandle(wide.astype(z.data.dtype), z.dtype.scalar)
+
+    interpreter.InterpreterBuilder.create_fma = fma
 
 
 _CALLS = (
     "cuLaunchKernel",
+    "cuGraphInstantiateWithFlags",
+    "cuGraphLaunch",
     "cuStreamSynchronize",
     "cuMemcpyHtoDAsync_v2",
     "cuMemAlloc_v2",
     "cuMemcpyDtoDAsync_v2",
 )
+
+
+def _by_rounds(artifact: Any, gpu: Gpu, request: dict[str, Any]) -> dict[str, Any]:
+    """What each round gives, of the K that `rounds` lists in turn."""
+    del gpu
+    with artifact.session() as session:
+        session.configure(ignore_eos=True)
+        session.append(request["prompt"])
+        rounds = []
+        for k in request["rounds"]:
+            session.set("num_speculative_tokens", k)
+            before = session.stat("accepted_tokens")
+            tokens = [session.next()]
+            tokens += [session.next() for _ in range(int(session.stat("accepted_tokens") - before))]
+            rounds.append(tokens)
+        return {"rounds": rounds}
 
 
 def _played(artifact: Any, gpu: Gpu, request: dict[str, Any]) -> dict[str, Any]:
@@ -146,8 +200,6 @@ def _played(artifact: Any, gpu: Gpu, request: dict[str, Any]) -> dict[str, Any]:
         before, rounds = {k: gpu.count(k) for k in _CALLS}, session.stat("rounds")
         tokens += list(session.iterate())
         counted = {k: gpu.count(k) - before[k] for k in _CALLS}
-        if gpu.failure is not None:
-            raise gpu.failure
         played = session.stat("rounds") - rounds
         return {
             "tokens": tokens,
@@ -162,18 +214,21 @@ def main() -> None:
     folder, library = Path(sys.argv[1]), sys.argv[2]
     asked = json.load(sys.stdin)
     in_place()
+    bfloat16()
+    fused()
     gpu = Gpu(library, folder / "kernels")
     from specc.runtime import Artifact
 
     answers = []
     with Artifact.load(folder / "artifact", threads=1) as artifact:
         for request in asked:
+            played = _by_rounds if "rounds" in request else _played
             try:
-                answers.append(_played(artifact, gpu, request))
+                answers.append(played(artifact, gpu, request))
             except Exception:
-                if gpu.failure is not None:
-                    raise gpu.failure from None
+                gpu.check()
                 raise
+            gpu.check()
     json.dump({"answers": answers, "living": int(gpu.library.nullgpu_living())}, sys.stdout)
 
 

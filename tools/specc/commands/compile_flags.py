@@ -49,10 +49,13 @@ class RewriteFlags:
             atc where it is installed.
         kv_shards: Devices that the target's caches lie on, as in 4: each holds some heads of keys, or rows:4 some
             positions; left without a word, the way that moves fewer bytes. For onnx they are all this machine.
+        dtype: Of matrices and of what they are multiplied with on a GPU, f32, f16 or bf16; auto is what the
+            model's file has. Sums, norms, softmax and logits are f32.
         quant: Weights' form: none is float32; int8; int4 (embedding and head in 8 bits); keep, a GGUF's own blocks
             of Q4_0, Q4_1 or Q8_0; bf16; or an encoding such as q4g64 or q4mg128.
         quant_rounding: nearest, or mse: scales of least squared error.
-        kv_cache_dtype: f32, f16 or bf16; auto is f16 where weights have 8 or fewer bits, else f32.
+        kv_cache_dtype: f32, f16 or bf16; auto is f16 where weights have 8 or fewer bits, else f32; on a
+            GPU as --dtype.
         kv_arena: How one allocation is split between drafter and target: auto, by what they need; 30:70; or
             30:70,20:80, the second for texts over 7,200 tokens; with @SIZE, as in 30:70@1.2G, of so many bytes.
         max_model_len: Most tokens of a text; left out, it follows from the model.
@@ -73,6 +76,7 @@ class RewriteFlags:
     calibration: Annotated[Path | None, _METHOD] = None
     device: Annotated[str, _TARGET] = "cpu"
     kv_shards: Annotated[str | None, _TARGET] = None
+    dtype: Annotated[str, _TARGET] = "auto"
     quant: Annotated[str, _TARGET] = "none"
     quant_rounding: Annotated[str, _TARGET] = "nearest"
     kv_cache_dtype: Annotated[str, _TARGET] = "auto"

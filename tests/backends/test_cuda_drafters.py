@@ -1,0 +1,74 @@
+"""CUDA: drafters in the graph, and halves, on the double of NVIDIA's driver."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from specc.backends.cuda.forms import cuda_form
+from specc.backends.cuda.placement import placed
+from specc.backends.plan import plans_of
+from specc.ir import Role
+from specc.passes.halve_products import HalveProducts
+from specc.runtime import Manifest
+from tests.backends.cuda.playing import python
+from tests.backends.cuda.recorded import compiled_for
+from tests.passes import knowing_drafters, toy
+
+ARCH = "sm_90"
+
+
+def test_a_trained_drafter_of_halves_is_believed_as_far_as_it_knows(
+    libcuda: Path, tmp_path: Path
+) -> None:
+    """Drafts are wrong where the drafter is made so, and nowhere else. A file of bf16 gives products of bf16."""
+    wrong = {0, 4}
+    knowing_drafters.target().to(torch.bfloat16).save_pretrained(tmp_path / "model")
+    drafter = knowing_drafters.MAKERS["eagle3"](tmp_path / "drafter", wrong)
+    artifact = compiled_for(
+        ARCH, tmp_path / "model", tmp_path, "eagle3", drafter=str(drafter), max_model_len=32, prefill_chunk=8,
+        num_speculative_tokens=(0, 4),
+    )  # fmt: skip
+    manifest = Manifest.read(artifact)
+    assert manifest.cuda is not None
+    assert manifest.cuda.functions["round_4"].waits == 1
+    assert manifest.approximations == ("bf16 products", "bf16 caches")
+    text = [9]
+    while len(text) < 24:
+        text.append(knowing_drafters.NEXT[text[-1]])
+    ks, made = [4, 0, 4], 7
+    asked = json.dumps([{"prompt": text[:made], "rounds": ks}])
+    told = python(
+        "tests.backends.cuda.interpreted", str(tmp_path), str(libcuda), given=asked,
+        TRITON_INTERPRET="1",
+    )  # fmt: skip
+    rounds = json.loads(told)["answers"][0]["rounds"]
+    for k, tokens in zip(ks, rounds, strict=True):
+        right = [t not in wrong or t == 0 for t in text[made : made + k]]
+        length = [*right, False].index(False) + 1
+        assert tokens == text[made : made + length]
+        made += length
+    assert sorted(map(len, rounds))[0] == 1
+    assert max(map(len, rounds)) > 1
+
+
+@pytest.mark.parametrize(
+    "method",
+    ["draft_model", "layerskip", "eagle:adaptive", "eagle3", "peagle", "dspark", "medusa"],
+)
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_every_drafter_waits_once_a_round(method: str, dtype: str) -> None:
+    """Choosing tokens between its steps is the GPU's too."""
+    program = toy.after("fuse-round", None, method)
+    if dtype != "f32":
+        program = HalveProducts(dtype)(program).program
+    form = cuda_form(program)
+    known = [f.name for f in form.functions.values() if f.role is Role.LEAF]
+    plans = {name: placed(plan, known) for name, plan in plans_of(form).items()}
+    for played in form.rounds:
+        entries = [i.entry for i in plans[played.function].instructions]
+        assert entries.count("cuda.fetch") == 1
+        assert entries.count("cuda.upload") == 1
