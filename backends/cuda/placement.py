@@ -55,7 +55,8 @@ class _Placer:
     def _free(self) -> Iterator[Instruction]:
         """Do what the host can do first; gives the rest."""
         for instruction in self.before.instructions:
-            if instruction.entry in _FREE and self.here.issuperset(instruction.inputs):
+            known = all(r in self.here or r.startswith("w:") for r in instruction.inputs)
+            if instruction.entry in _FREE and known:
                 self.instructions.append(instruction)
                 self.here.update(f"%{o}" for o in instruction.outputs)
             else:

@@ -95,7 +95,8 @@ def _other_ways(tests: Path) -> list[str]:
         "Graphs of trained drafters make the drafts of the program that they come from.",
         "", f"By `--device ascend:SOC`, on a double of CANN (no NPU): llama with {on_acl}. `verified_on_npu: false`.",
         "", "By `--device cuda:ARCH`, on a double of NVIDIA's driver with Triton's interpreter (no GPU): llama with "
-        "draft_model, at temperature 0 and above. No other method or architecture. `verified_on_gpu: false`.",
+        "draft_model in f32, at temperature 0 and above, and with eagle3 in bf16. Of other methods the plans are "
+        "checked, and of quantised products the kernels. `verified_on_gpu: false`.",
         "", f"By `--format mlc`, on an engine written from MLC's ABI (not MLC's own, and no phone): llama with "
         f"{', '.join(MLC_METHODS)}, and gpt2 as objects for phones, of which none was run. `verified_on_gpu: false`.",
     ]  # fmt: skip
