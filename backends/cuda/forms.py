@@ -12,6 +12,7 @@ from torch import fx
 
 from specc.backends.cuda import kernels as _kernels
 from specc.backends.cuda import packed as _packed
+from specc.backends.cuda import trees as _trees
 from specc.backends.cuda.refusal import refusal
 from specc.ir import Encoding, Function, Role, SpeculativeProgram, TensorType
 from specc.ir.dialect import ops
@@ -19,7 +20,8 @@ from specc.ir.graphs import Builder, copy_graph, type_of
 from specc.ir.infer import infer_types
 from specc.passes.halve_products import HALVES
 
-assert _kernels is not _packed  # the operations of specc_cuda are defined in both
+_DEFINE = (_kernels, _packed, _trees)
+"""The operations of specc_cuda."""
 
 aten = torch.ops.aten
 cuda = torch.ops.specc_cuda
@@ -132,13 +134,11 @@ def _cache_write(graph: fx.Graph, node: fx.Node, where: str) -> None:
 
 def _attention(graph: fx.Graph, node: fx.Node, where: str) -> None:
     q, k, v, positions, rows, parents, *numbers, sinks = _arguments(node)
-    if parents is not None:
-        raise refusal("attention in a token tree", where, "leave out --tree")
     if type_of(q).dtype not in ("f32", *HALVES):
         raise refusal(f"attention of {type_of(q)}", where)
     with graph.inserting_before(node):
         result = graph.call_function(
-            cuda.attention.default, (q, k, v, positions, rows, *numbers, sinks)
+            cuda.attention.default, (q, k, v, positions, rows, parents, *numbers, sinks)
         )
     _replace(graph, node, result)
 
@@ -171,11 +171,6 @@ def _argmax(builder: Builder, values: list[fx.Node], rest: list[Any]) -> list[fx
     return [builder.op(cuda.argmax.default, values[0], *rest)]
 
 
-def _accept(builder: Builder, values: list[fx.Node], rest: list[Any]) -> list[fx.Node]:
-    types = [type_of(values[0]), TensorType("i64", (1,))]
-    return builder.ops(cuda.accept.default, *values, *rest, types=types)
-
-
 def _row(builder: Builder, values: list[fx.Node], rest: list[Any]) -> list[fx.Node]:
     return [builder.op(cuda.row.default, *values)]
 
@@ -185,8 +180,55 @@ def _cache_copy(builder: Builder, values: list[fx.Node], rest: list[Any]) -> lis
     return []
 
 
+def _operation(name: str, results: int) -> Form:
+    """The operation of specc_cuda that stands for specc's of the same name, with so many results."""
+    operation = getattr(cuda, name).default
+
+    def form(builder: Builder, values: list[fx.Node], rest: list[Any]) -> list[fx.Node]:
+        types = [type_of(values[0])] * results  # (inferred when the leaf is complete)
+        return builder.ops(operation, *values, *rest, types=types)
+
+    return form
+
+
+def _cache_move(builder: Builder, values: list[fx.Node], rest: list[Any]) -> list[fx.Node]:
+    cache, source, target = values
+    moved = builder.op(cuda.pick_rows.default, cache, source)
+    builder.graph.call_function(cuda.cache_write.default, (cache, moved, target))
+    return []
+
+
+def _cross(builder: Builder, values: list[fx.Node], rest: list[Any]) -> list[fx.Node]:
+    tokens, shares, nodes, scores = values
+    (count,), (rows,) = type_of(tokens).at(), type_of(nodes).at()
+
+    def each(x: fx.Node, dim: int) -> fx.Node:
+        wide = builder.op(
+            aten.expand.default, builder.op(aten.unsqueeze.default, x, dim), [rows, count]
+        )
+        return builder.op(
+            aten.reshape.default, builder.op(aten.clone.default, wide), [rows * count]
+        )
+
+    totals = builder.op(aten.add.Tensor, each(scores, 1), each(shares, 0))
+    return [each(tokens, 0), each(nodes, 1), totals]
+
+
 def _take(builder: Builder, values: list[fx.Node], rest: list[Any]) -> list[fx.Node]:
     return [builder.op(aten.index.Tensor, values[0], [values[1]])]
+
+
+def _positions(builder: Builder, values: list[fx.Node], rest: list[Any]) -> list[fx.Node]:
+    count, offset = rest
+    if count != 1:
+        raise refusal(f"specc.positions, {count} of each of what the GPU computed", "")
+    return [builder.op(aten.clamp.default, builder.op(aten.add.Tensor, values[0], offset), 0)]
+
+
+def _rows(builder: Builder, values: list[fx.Node], rest: list[Any]) -> list[fx.Node]:
+    if type_of(values[1]).shape != (1,):
+        raise refusal("specc.rows of several texts", "")
+    return [builder.op(aten.add.Tensor, *values)]
 
 
 def _cat(builder: Builder, values: list[fx.Node], rest: list[Any]) -> list[fx.Node]:
@@ -194,13 +236,26 @@ def _cat(builder: Builder, values: list[fx.Node], rest: list[Any]) -> list[fx.No
 
 
 _BETWEEN: Mapping[Any, Form] = {
-    ops.accept.default: _accept,
+    ops.accept.default: _operation("accept", 2),
+    ops.accept_tree.default: _operation("accept_tree", 3),
     ops.argmax.default: _argmax,
+    ops.best.default: _operation("best", 2),
     ops.cache_copy.default: _cache_copy,
+    ops.cache_move.default: _cache_move,
+    ops.candidates.default: _operation("candidates", 3),
+    ops.cross.default: _cross,
+    ops.prune_tree.default: _operation("prune_tree", 3),
     ops.row.default: _row,
     ops.take.default: _take,
 }
-"""What stands between leaves and works on values of the model. (What works on the host's stays there.)"""
+"""What stands between leaves and works on values of the model."""
+
+_OF_INTEGERS: Mapping[Any, Form] = {
+    aten.cat.default: _cat,
+    ops.positions.default: _positions,
+    ops.rows.default: _rows,
+}
+"""What the host does as well, and does unless the GPU computed what it works on."""
 
 
 class _Outliner:
@@ -219,8 +274,8 @@ class _Outliner:
                 computed.add(node)
             elif node.op == "call_function":
                 form = _BETWEEN.get(node.target)
-                if node.target is aten.cat.default and computed.intersection(node.args[0]):
-                    form = _cat
+                if computed.intersection(node.all_input_nodes):
+                    form = form or _OF_INTEGERS.get(node.target)
                 if form is not None:
                     computed.update(self._outline(graph, node, form))
         return replace(function, graph=graph)

@@ -119,15 +119,23 @@ def cache_copy(x: Tensor, state: Tensor) -> None:
 
 @triton.jit
 def _attention_kernel(
-    q, k, v, positions, rows, sinks, y, cache_rows, q_row, q_head, q_column, heads,
+    q, k, v, positions, rows, parents, sinks, y, cache_rows, q_row, q_head, q_column, heads,
     SCALE: tl.constexpr, SOFTCAP: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr,
-    WIDTH_V: tl.constexpr, WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr, BS: tl.constexpr,
+    WIDTH_V: tl.constexpr, WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr, IN_TREE: tl.constexpr, BS: tl.constexpr,
     BD: tl.constexpr, BDV: tl.constexpr
 ):  # fmt: skip
     t, head = tl.program_id(0), tl.program_id(1)
     d, dv, s = tl.arange(0, BD), tl.arange(0, BDV), tl.arange(0, BS)
-    last = tl.load(rows + t)
-    first = last - tl.load(positions + t)
+    root = t.to(tl.int64)
+    if IN_TREE:
+        above = tl.load(parents + root)
+        while above >= 0:
+            root = above
+            above = tl.load(parents + root)
+    # The row of the cache where t would stand if its ancestors stood one behind the other, as in a text they do.
+    begin = tl.load(rows + root) - tl.load(positions + root)
+    first = begin
+    last = begin + tl.load(positions + t)
     if WINDOW > 0:
         first = tl.maximum(first, last - WINDOW + 1)
     own = (head // GROUP).to(tl.int64) * cache_rows
@@ -143,6 +151,17 @@ def _attention_kernel(
     for start in range(first, last + 1, BS):
         row = start + s
         seen = row <= last
+        if IN_TREE:
+            node = t.to(tl.int64)
+            above = tl.load(parents + node)
+            place = row
+            while above >= 0:
+                place = tl.where(
+                    row == begin + tl.load(positions + node), tl.load(rows + node), place
+                )
+                node = above
+                above = tl.load(parents + node)
+            row = place
         keys = tl.load(k + (own + row[:, None]) * WIDTH + d[None, :],
                        mask=seen[:, None] & (d[None, :] < WIDTH), other=0.0).to(tl.float32)  # fmt: skip
         scores = tl.sum(keys * query[None, :], 1) * SCALE
@@ -164,10 +183,10 @@ def _attention_kernel(
 
 @triton_op("specc_cuda::attention", mutates_args={})
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, positions: Tensor, rows: Tensor, scale: float, window: int, softcap: float,
-    sinks: Tensor | None,
+    q: Tensor, k: Tensor, v: Tensor, positions: Tensor, rows: Tensor, parents: Tensor | None, scale: float,
+    window: int, softcap: float, sinks: Tensor | None,
 ) -> Tensor:  # fmt: skip
-    """`specc.cached_attention` of rows that are no tree.
+    """`specc.cached_attention`; a node of a tree sums in the order of its path.
 
     q [T, Hq, D], caches [Hkv, R, D] and [Hkv, R, Dv], each f32, f16 or bf16 -> [T, Hq, Dv] as q. Scores and sums
     are f32. Reads the rows that a text has, and no others.
@@ -176,15 +195,15 @@ def attention(
     cache_heads, cache_rows, width_v = v.shape
     y = q.new_empty(count, heads, width_v)
     wrap_triton(_attention_kernel)[(count, heads)](
-        q, k, v, positions, rows, q if sinks is None else sinks, y, cache_rows,
+        q, k, v, positions, rows, rows if parents is None else parents, q if sinks is None else sinks, y, cache_rows,
         q.stride(0), q.stride(1), q.stride(2), heads, scale, softcap, heads // cache_heads, width, width_v, window,
-        sinks is not None, BLOCK_S, triton.next_power_of_2(width), triton.next_power_of_2(width_v),
+        sinks is not None, parents is not None, BLOCK_S, triton.next_power_of_2(width), triton.next_power_of_2(width_v),
     )  # fmt: skip
     return y
 
 
 @triton.jit
-def _mixed(x):
+def mixed(x):
     """One step of SplitMix64, as `specc.ir.dialect.splitmix64`."""
     x = x + 0x9E3779B97F4A7C15
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
@@ -193,10 +212,19 @@ def _mixed(x):
 
 
 @triton.jit
-def _choose_kernel(
-    logits, temperature, seed, length, chosen, size, V: tl.constexpr, SAMPLES: tl.constexpr, BV: tl.constexpr
+def choose_kernel(
+    logits, temperature, seed, length, parents, chosen, size, V: tl.constexpr, SAMPLES: tl.constexpr,
+    IN_TREE: tl.constexpr, BV: tl.constexpr
 ):  # fmt: skip
+    """A row's choice as `specc.accept` says it, a node's at the position of its depth; a NaN is -1 if it SAMPLES."""
     t = tl.program_id(0)
+    depth = t.to(tl.int64)
+    if IN_TREE:
+        node = depth
+        depth = depth - depth
+        while node > 0:
+            node = tl.load(parents + node)
+            depth += 1
     at = tl.arange(0, BV)
     where = tl.zeros((BV,), dtype=tl.int32)
     bad = tl.zeros((BV,), dtype=tl.int32)
@@ -206,15 +234,15 @@ def _choose_kernel(
     if SAMPLES:
         heat = tl.load(temperature)
         root = tl.load(seed + tl.arange(0, 1)).to(tl.uint64)
-        position = (tl.load(length + tl.arange(0, 1)) + 1 + t).to(tl.uint64)
-        base = _mixed(_mixed(root) ^ position)
+        position = (tl.load(length + tl.arange(0, 1)) + 1 + depth).to(tl.uint64)
+        base = mixed(mixed(root) ^ position)
     for start in range(0, V, BV):
         here = start + at
         value = tl.load(logits + t.to(tl.int64) * size + here, mask=here < V, other=float("-inf"))
         bad |= (value != value).to(tl.int32)
         score = value.to(tl.float64)
         if heat > 0:
-            bits = _mixed(base ^ here.to(tl.uint64)) >> 12
+            bits = mixed(base ^ here.to(tl.uint64)) >> 12
             noise = -tl.log(-tl.log((bits.to(tl.float64) + 0.5) * 2.220446049250313e-16))
             score = tl.where(here < V, score / heat + noise, float("-inf"))
         higher = score > most
@@ -233,8 +261,8 @@ def argmax(logits: Tensor, vocab_size: int) -> Tensor:
     logits = logits.contiguous()
     rows, size = logits.shape
     result = logits.new_empty(rows, dtype=torch.int64)
-    wrap_triton(_choose_kernel)[(rows,)](
-        logits, logits, logits, logits, result, size, vocab_size, False, BLOCK_V
+    wrap_triton(choose_kernel)[(rows,)](
+        logits, logits, logits, logits, logits, result, size, vocab_size, False, False, BLOCK_V
     )  # fmt: skip
     return result
 
@@ -264,8 +292,8 @@ def accept(
     rows, size = logits.shape
     chosen, result = torch.empty_like(tokens), torch.empty_like(tokens)
     accepted = tokens.new_empty(1)
-    wrap_triton(_choose_kernel)[(rows,)](
-        logits, temperature, seed, length, chosen, size, vocab_size, True, BLOCK_V
+    wrap_triton(choose_kernel)[(rows,)](
+        logits, temperature, seed, length, length, chosen, size, vocab_size, True, False, BLOCK_V
     )
     wrap_triton(_accept_kernel)[(1,)](
         tokens, chosen, result, accepted, rows, triton.next_power_of_2(int(rows))

@@ -23,8 +23,8 @@ from specc.ir import Function, Role, SpeculativeProgram
 from specc.passes.halve_products import HALVES
 from specc.runtime import sources
 
-_KERNELS = "specc.backends.cuda.packed"
-"""What leaves call, with what it imports; named, since it needs Triton."""
+_KERNELS = ("specc.backends.cuda.packed", "specc.backends.cuda.trees")
+"""What leaves call, with what they import; named, since they need Triton."""
 _LEAF_HEADER = sources.CPP / "cuda/leaf_cuda.h"
 _LAUNCH = re.compile(r"^\s+call_\w+\(", re.MULTILINE)
 
@@ -90,7 +90,7 @@ def source_of(function: Function, arch: str) -> str:
 def _identity(function: Function, arch: str) -> str:
     options = sorted(map(str, leaves.options("").items()))
     settings = sorted(f"{k}={v}" for k, v in os.environ.items() if k.startswith("TRITON_"))
-    return identity_of(function, (leaves.__name__, _KERNELS), (arch, TRITON, *options, *settings))
+    return identity_of(function, (leaves.__name__, *_KERNELS), (arch, TRITON, *options, *settings))
 
 
 def cuda_table(used: list[Function], device: Device) -> str:

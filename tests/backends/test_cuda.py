@@ -294,8 +294,9 @@ def test_kernels_compute_what_the_dialect_says() -> None:
     told = python("tests.backends.cuda.kernel_checks", TRITON_INTERPRET="1")
     assert told.split("\n")[:-1] == [
         "linear ok",
-        "packed ok",
+        "quantised ok",
         "caches ok",
+        "token_trees ok",
         "rows ok",
         "verdicts ok",
     ]
@@ -438,7 +439,6 @@ def test_another_torch_or_triton_is_refused_by_what_it_lost(
         ({"graph_dtype": "f16"}, "--graph-dtype f16"),
         ({"opset": 15}, "--opset 15"),
         ({"static": True}, "has no --static"),
-        ({"tree": 4}, "--tree 4"),
         ({"backend": "tvm"}, "--backend tvm"),
         ({"method": "layerskip", "host_drafter": "ngram"}, "--host-drafter"),
         ({"method": "layerskip", "draft_vocab_size": 9}, "--draft-vocab-size 9"),

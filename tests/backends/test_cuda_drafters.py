@@ -11,7 +11,7 @@ import torch
 from specc.backends.cuda.forms import cuda_form
 from specc.backends.cuda.placement import placed
 from specc.backends.plan import plans_of
-from specc.ir import Role
+from specc.ir import DynamicTree, Role, Tree
 from specc.passes.halve_products import HalveProducts
 from specc.runtime import Manifest
 from tests.backends.cuda.playing import python
@@ -25,7 +25,7 @@ def test_a_trained_drafter_of_halves_is_believed_as_far_as_it_knows(
     libcuda: Path, tmp_path: Path
 ) -> None:
     """Drafts are wrong where the drafter is made so, and nowhere else. A file of bf16 gives products of bf16."""
-    wrong = {10}
+    wrong = {7}
     knowing_drafters.target().to(torch.bfloat16).save_pretrained(tmp_path / "model")
     drafter = knowing_drafters.MAKERS["eagle3"](tmp_path / "drafter", wrong)
     artifact = compiled_for(
@@ -39,7 +39,7 @@ def test_a_trained_drafter_of_halves_is_believed_as_far_as_it_knows(
     text = [9]
     while len(text) < 24:
         text.append(knowing_drafters.NEXT[text[-1]])
-    ks, made = [4, 0, 4], 7
+    ks, made = [4, 4], 7
     asked = json.dumps([{"prompt": text[:made], "rounds": ks}])
     told = python(
         "tests.backends.cuda.interpreted", str(tmp_path), str(libcuda), given=asked,
@@ -51,17 +51,20 @@ def test_a_trained_drafter_of_halves_is_believed_as_far_as_it_knows(
         length = [*right, False].index(False) + 1
         assert tokens == text[made : made + length]
         made += length
-    assert list(map(len, rounds)) == [5, 1, 3]
+    assert list(map(len, rounds)) == [5, 3]
 
 
-@pytest.mark.parametrize(
-    "method",
-    ["draft_model", "layerskip", "eagle:adaptive", "eagle3", "peagle", "dspark", "medusa"],
-)
+CHAINS = ("draft_model", "layerskip", "eagle:adaptive", "eagle3", "peagle", "dspark", "medusa")
+TREES = ("eagle3", "peagle", "dspark", "medusa")
+
+
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
-def test_every_drafter_waits_once_a_round(method: str, dtype: str) -> None:
-    """Choosing tokens between its steps is the GPU's too."""
-    program = toy.after("fuse-round", None, method)
+@pytest.mark.parametrize(
+    ("method", "tree"), [*((m, None) for m in CHAINS), *((m, DynamicTree(5, 3)) for m in TREES)]
+)
+def test_every_drafter_waits_once_a_round(method: str, tree: Tree | None, dtype: str) -> None:
+    """Choosing tokens between its steps is the GPU's too, and what a tree is made of."""
+    program = toy.after("fuse-round", None, method, tree)
     if dtype != "f32":
         program = HalveProducts(dtype)(program).program
     form = cuda_form(program)

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 import specc.ir  # noqa: F401 - defines the dialect
-from specc.backends.cuda import kernels as _  # noqa: F401
-from specc.backends.cuda import packed as __  # noqa: F401
+from specc.backends.cuda import kernels, packed, trees  # noqa: F401 - they define more
 from specc.ir.encodings import ENCODINGS
 from tests.backends.cuda.interpreted import bfloat16, fused
 
@@ -45,7 +44,7 @@ def linear(random: torch.Generator) -> None:
         assert torch.equal(rounded, given.to(dtype))
 
 
-def packed(random: torch.Generator) -> None:
+def quantised(random: torch.Generator) -> None:
     """To the last bit: the order of sums is part of what a quantised product means."""
     for encoding in (e for e in ENCODINGS if e.quantised):
         for rows, columns, depth in ((3, 40, 128), (17, 16, 96)):
@@ -87,15 +86,80 @@ def caches(random: torch.Generator) -> None:
         q = torch.randn(6, 4, width, generator=random).to(computed)
         sinks = torch.randn(4, generator=random) if with_sinks else None
         seen = (positions[picked], rows[picked])
-        given = cuda.attention(q, k, v, *seen, scale, window, softcap, sinks)
+        given = cuda.attention(q, k, v, *seen, None, scale, window, softcap, sinks)
         assert given.dtype == computed
         wanted = ops.cached_attention(q.float(), k, v, *seen, None, scale, window, softcap, sinks)
         close(given.float(), wanted, ROUNDING[computed])
         # A row alone has the bits that it has among others.
         one = cuda.attention(
-            q[3:4], k, v, seen[0][3:4], seen[1][3:4], scale, window, softcap, sinks
+            q[3:4], k, v, seen[0][3:4], seen[1][3:4], None, scale, window, softcap, sinks
         )
         assert torch.equal(one[0], given[3])
+
+
+def token_trees(random: torch.Generator) -> None:
+    """A node sees its path as a text would be seen: to the last bit."""
+    k, v = (torch.randn(2, 160, 16, generator=random) for _ in range(2))
+    parents = torch.tensor([-1, 0, 0, 1, 2, 4, 4])
+    depths = torch.tensor([0, 1, 1, 2, 2, 3, 3])
+    rows, positions = 70 + torch.arange(7), 62 + depths  # the text begins at row 8
+    q = torch.randn(7, 4, 16, generator=random)
+    for window in (0, 5):
+        given = cuda.attention(q, k, v, positions, rows, parents, 0.25, window, 0.0, None)
+        wanted = ops.cached_attention(q, k, v, positions, rows, parents, 0.25, window, 0.0, None)
+        close(given, wanted)
+        path = torch.tensor([0, 2, 4, 6])
+        as_text = [cache.clone() for cache in (k, v)]
+        for cache in as_text:
+            cache[:, 70:74] = cache[:, rows[path]]
+        one = cuda.attention(
+            q[6:], *as_text, torch.tensor([65]), torch.tensor([73]), None, 0.25, window, 0.0, None
+        )
+        assert torch.equal(one[0], given[6])
+    moved = [k.clone(), k.clone()]
+    target = torch.tensor([70, 71, 72, 73])
+    cuda.cache_write(moved[0], cuda.pick_rows(k, rows[path]), target)
+    ops.cache_move(moved[1], rows[path], target)
+    assert torch.equal(*moved)
+
+    seed, length = torch.tensor([9]), torch.tensor([40])
+    for heat in (0.0, 0.9):
+        temperature = torch.tensor([heat], dtype=torch.float64)
+        logits = torch.randn(3, 9000, generator=random)
+        logits[1] = (logits[1] * 2).round()  # ties
+        logits[2, 7:] = -torch.inf
+        logits[0, 3] = torch.nan
+        nodes, at = torch.tensor([4, 5, 7]), torch.tensor([40, 41, 41])
+        scores = torch.randn(3, generator=random, dtype=torch.float64)
+        found = cuda.candidates(logits, nodes, scores, at, temperature, seed, 5, 8999)
+        wanted = ops.candidates(logits, nodes, scores, at, temperature, seed, 5, 8999)
+        assert [t.tolist() for t in found[:2]] == [t.tolist() for t in wanted[:2]]
+        torch.testing.assert_close(found[2], wanted[2])
+        # The path that the target goes, from a tree that has it.
+        tokens, logits = torch.zeros(7, dtype=torch.int64), torch.randn(7, 300, generator=random)
+        for node, above in enumerate(parents.tolist()):
+            said = ops.accept_tree(tokens[:1], parents[:1], logits[above : above + 1], length - 1 + depths[node],
+                                   temperature, seed, 0, 290)[0] if above >= 0 else tokens  # fmt: skip
+            tokens[node] = said[0] if node in (0, 2, 4, 6) else 299
+        for broken in (False, True):
+            if broken:
+                logits[4, 3] = torch.nan
+            given = cuda.accept_tree(tokens, parents, logits, length, temperature, seed, 3, 290)
+            told = ops.accept_tree(tokens, parents, logits, length, temperature, seed, 3, 290)
+            assert int(told[1]) == (-1 if broken else 3)
+            count = int(told[1]) + 1
+            assert given[1].tolist() == told[1].tolist()
+            assert given[0][:count].tolist() == told[0][:count].tolist()
+            assert given[2].tolist() == told[2].tolist()
+    scores = torch.tensor([0.0, -1, -2, -1, -3, -2, -4, -3], dtype=torch.float64)
+    above = torch.tensor([-1, 0, 0, 1, 1, 3, 2, 5])
+    assert [t.tolist() for t in cuda.best(scores, 3, 2)] == [
+        t.tolist() for t in ops.best(scores, 3, 2)
+    ]
+    for count in (3, 5):
+        kept = cuda.prune_tree(10 + torch.arange(8), above, scores, count)
+        wanted = ops.prune_tree(10 + torch.arange(8), above, scores, count)
+        assert [t.tolist() for t in kept] == [t.tolist() for t in wanted]
 
 
 def rows(random: torch.Generator) -> None:
@@ -142,6 +206,6 @@ def verdicts(random: torch.Generator) -> None:
 if __name__ == "__main__":
     bfloat16()
     fused()
-    for check in (linear, packed, caches, rows, verdicts):
+    for check in (linear, quantised, caches, token_trees, rows, verdicts):
         check(torch.Generator().manual_seed(1))
         print(check.__name__, "ok")

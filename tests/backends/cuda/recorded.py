@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from specc.backends.cuda import fakes, lower
-from specc.backends.cuda.kernels import _mixed
+from specc.backends.cuda.kernels import mixed
 from specc.backends.cuda.leaves import generate
+from specc.backends.cuda.packed import _half, _stored, _unpacked
+from specc.backends.cuda.trees import _best_of
 from specc.driver import compile_model
 from specc.ir import Function
 from specc.progress import SilentProgress
@@ -26,6 +28,8 @@ from tests.backends.cuda.interpreted import libdevice
 
 """
 _JIT = "@triton.jit\n"
+_HELPERS = (mixed, _half, _stored, _unpacked, _best_of)
+"""Functions that kernels call, whose source is their own."""
 
 
 def compiled_for(arch: str, model: Path, folder: Path, method: str, **options: Any) -> Path:
@@ -47,8 +51,9 @@ def compiled_for(arch: str, model: Path, folder: Path, method: str, **options: A
             index[key] = {
                 "function": tuner.fn.__name__, "signature": meta["signature"], "constants": constants,
             }  # fmt: skip
-            helper = f"{_mixed.src}\n\n{_JIT}" if "_mixed(" in tuner.fn.src else ""
-            (kernels / f"kernel_{key}.py").write_text(_PRELUDE + _JIT + helper + tuner.fn.src)
+            helpers = [f for f in _HELPERS if f"{f.__name__}(" in tuner.fn.src]
+            text = "\n\n".join(_JIT + f.src for f in (*helpers, tuner.fn))
+            (kernels / f"kernel_{key}.py").write_text(_PRELUDE + text)
 
     known: dict[str, str] = {}
 
