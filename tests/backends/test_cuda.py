@@ -439,6 +439,7 @@ def test_another_torch_or_triton_is_refused_by_what_it_lost(
         ({"graph_dtype": "f16"}, "--graph-dtype f16"),
         ({"opset": 15}, "--opset 15"),
         ({"static": True}, "has no --static"),
+        ({"max_num_seqs": 2}, "has no --max-num-seqs 2"),
         ({"backend": "tvm"}, "--backend tvm"),
         ({"method": "layerskip", "host_drafter": "ngram"}, "--host-drafter"),
         ({"method": "layerskip", "draft_vocab_size": 9}, "--draft-vocab-size 9"),

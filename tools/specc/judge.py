@@ -232,7 +232,8 @@ _GRAPHS: Limits = {**_PLAIN, **_SINGLE, "kv_cache_dtype": ("auto", "f32", "f16")
 _DEVICES: Mapping[str, Limits] = {
     "cpu": {**_SINGLE, "opset": (0,), "graph_dtype": ("f32",)},
     CUDA: {
-        "static": (False,), "quant": tuple(q for q in QUANTS if q != "bf16"), "kv_arena": ("auto",), "opset": (0,),
+        "static": (False,), "max_num_seqs": (1,), "quant": tuple(q for q in QUANTS if q != "bf16"),
+        "kv_arena": ("auto",), "opset": (0,),
         "graph_dtype": ("f32",), "draft_vocab_size": (0,),
     },
     ONNX: _GRAPHS,
