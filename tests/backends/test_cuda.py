@@ -330,6 +330,7 @@ if sys.argv[2]:
     [
         (80, "", 0, {}, ("SPECC-E0504", "compute capability 9.0 (sm_90)", "found: 8.0", "cuda:sm_80")),
         (100, "", 0, {}, ("SPECC-E0504", "found: 10.0", "--device cuda:sm_100")),
+        (80, "", 0, {"SPECC_CUDA_DEVICE": "1"}, ("SPECC-E0504", "GPU 1, Null GPU 1")),
         (87, "", 0, {}, ("SPECC-E0504", "found: 8.7", "--device cuda:sm_86")),
         (75, "", 0, {}, ("SPECC-E0504", "found: 7.5", "no code for this one, only for sm_80, sm_86,")),
         (120, "", 0, {}, ("SPECC-E0504", "found: 12.0", "no code for this one")),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 import torch
 
 from specc.backends.cuda.forms import cuda_form
+from specc.backends.cuda.leaves import generate
 from specc.backends.cuda.placement import placed
 from specc.backends.plan import plans_of
 from specc.ir import DynamicTree, Role, Tree
@@ -74,3 +76,17 @@ def test_every_drafter_waits_once_a_round(method: str, tree: Tree | None, dtype:
         entries = [i.entry for i in plans[played.function].instructions]
         assert entries.count("cuda.fetch") == 1
         assert entries.count("cuda.upload") == 1
+
+
+def test_what_a_tree_is_made_of_becomes_machine_code() -> None:
+    """Kernels that only trees have. (What they compute, Triton's interpreter tells.)"""
+    form = cuda_form(toy.after("fuse-round", None, "eagle3", DynamicTree(5, 3)))
+    made = {"candidates", "best", "prune_tree", "accept_tree", "cache_move"}
+    found = {}
+    for name, function in form.functions.items():
+        kind = name.split(".")[0]
+        if kind in made - found.keys():
+            found[kind] = re.findall(r"cubin_(\w+)\[\]", generate(function, ARCH))
+    assert {kind: len(kernels) for kind, kernels in found.items()} == {
+        "candidates": 2, "best": 2, "prune_tree": 2, "accept_tree": 2, "cache_move": 2,
+    }  # fmt: skip

@@ -90,6 +90,7 @@ def checked(
             speeds = _speeds(artifact, texts, asked.max_tokens)
     return {
         "dry_run": gpu is None,
+        "seconds": round(time.monotonic() - began, 1),
         "measured_on": "the CPU" if gpu is None else gpu.name,
         "arch": arch,
         "dtype": manifest.cuda.dtype,

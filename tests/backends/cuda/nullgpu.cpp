@@ -103,7 +103,10 @@ CALL(cuInit, unsigned) return 0; }
 CUresult cuGetErrorName(CUresult result, const char** name) { *name = result == 2 ? "CUDA_ERROR_OUT_OF_MEMORY" : "CUDA_ERROR_X"; return 0; }
 CALL(cuDeviceGetCount, int* count) *count = 2; return 0; }
 CALL(cuDeviceGet, CUdevice* device, int ordinal) *device = ordinal; return 0; }
-CALL(cuDeviceGetName, char* name, int size, CUdevice) std::snprintf(name, static_cast<size_t>(size), "Null GPU"); return 0; }
+CALL(cuDeviceGetName, char* name, int size, CUdevice device)
+  std::snprintf(name, static_cast<size_t>(size), "Null GPU %d", device);
+  return 0;
+}
 CALL(cuDeviceGetAttribute, int* value, int attribute, CUdevice)
   *value = attribute == specc::kCapabilityMajor ? capability / 10 : capability % 10;
   return 0;
