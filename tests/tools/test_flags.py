@@ -47,6 +47,7 @@ CHANGES: dict[str, tuple[Any, str]] = {
     "kv_cache_dtype": ("f16", "ngram"),
     "kv_arena": ("30:70@1.2G", "draft_model"),
     "max_model_len": (77, "ngram"),
+    "max_num_seqs": (2, "ngram"),
     "prefill_chunk": (16, "ngram"),
     "format": ("mlc", "draft_model"),
     "mlc_target": ("android", "draft_model"),
