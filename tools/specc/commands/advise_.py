@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +15,7 @@ from specc.device_names import check_device_name
 from specc.flags import Json
 from specc.progress import Progress, SilentProgress, TerminalProgress, human_bytes
 from specc.recipe import Recipe
+from specc.runtime import Manifest
 
 
 def main(
@@ -67,7 +70,7 @@ def main(
     situation = Situation(model, batch, context, device, price_per_hour)
     asked = prompts.from_file(prompts_file) if prompts_file else prompts.built_in()
     progress = SilentProgress() if json else TerminalProgress()
-    measured = [_measure(path, asked, max_tokens, repeats, threads, progress) for path in artifact]
+    measured = _measure(artifact, asked, max_tokens, repeats, threads, progress)
     options = advise(situation, measured)
     if json:
         output.emit(as_json(situation, options))
@@ -77,15 +80,22 @@ def main(
 
 
 def _measure(
-    path: Path, asked: list[prompts.Prompt], max_tokens: int, repeats: int, threads: int, progress: Progress
-) -> Measured:  # fmt: skip
+    paths: Sequence[Path], asked: list[prompts.Prompt], max_tokens: int, repeats: int, threads: int, progress: Progress
+) -> list[Measured]:  # fmt: skip
+    """What a user gets from each: plain decoding and adaptive K."""
     from specc.engines import open_compiled
-    from specc.measurement import measure
+    from specc.measurement import ADAPTIVE_K, PLAIN, side_by_side
 
-    with open_compiled(path, threads) as engine, progress.phase(f"measure {path}"):
-        found = measure(engine, asked, max_tokens, repeats)
-        manifest = engine.manifest
-        return Measured(str(path), manifest, manifest.weights_bytes + manifest.state_bytes, found)
+    if not paths:
+        return []
+    manifests = [Manifest.read(path) for path in paths]
+    openers = [partial(open_compiled, path, threads) for path in paths]
+    with progress.phase(f"measure {len(paths)} artifact{'s' * (len(paths) > 1)} in turns"):
+        found = side_by_side(openers, asked, max_tokens, repeats, arms=(PLAIN, ADAPTIVE_K))
+    return [
+        Measured(str(path), m, m.weights_bytes + m.state_bytes, of)
+        for path, m, of in zip(paths, manifests, found, strict=True)
+    ]
 
 
 def render(situation: Situation, options: list[Option]) -> str:
