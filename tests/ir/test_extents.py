@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 
 from specc.errors import InvalidProgramError
 from specc.ir import (
@@ -81,6 +82,32 @@ def test_rows_that_are_one_too_far_are_refused() -> None:
     error = refused(moved(program, "round_2", 1))
     assert (error.where, error.expected, error.found) == ("round_2", "rows 0 to 15", "rows 1 to 16")
     assert "$target.k.0" in error.what
+
+
+@pytest.mark.parametrize("end", ["source", "target"])
+@pytest.mark.parametrize(("method", "tree"), [("eagle3", DynamicTree(4, 2)), ("medusa", toy.TREE)])
+def test_a_path_that_is_moved_from_or_to_one_row_too_far_is_refused(
+    method: str, tree: Tree, end: str
+) -> None:
+    """The path that accept_tree chose: rows of all caches are moved, and only they are planted with a fault.
+
+    A path is shorter than its tree, so its rows end before the tree's do.
+    """
+    program = toy.after("fuse-round", method=method, tree=tree)
+    function = program.functions["round_2"]
+    graph, _ = copy_graph(function.graph)
+    place = ("source", "target").index(end) + 1
+    nodes = next(r.nodes for r in program.rounds if r.k == 2)
+    by = 1 if end == "source" else nodes - 2 + 1
+    move = next(n for n in graph.nodes if n.target is ops.cache_move.default)
+    rows = move.args[place]
+    with graph.inserting_before(move):
+        beyond = graph.call_function(torch.ops.aten.add.Tensor, (rows, by))
+    beyond.meta = dict(rows.meta)
+    move.args = tuple(beyond if i == place else a for i, a in enumerate(move.args))
+    error = refused(program.replacing(Function("round_2", function.role, graph, function.outputs)))
+    assert error.where == "round_2"
+    assert error.found == f"rows {by} to {toy.POSITIONS}"
 
 
 def test_a_drafter_that_writes_too_far_is_refused() -> None:
