@@ -119,6 +119,7 @@ def test_the_verb(
     ("flags", "code"),
     [
         (["--batch", "0"], "SPECC-E0103"), (["--device", "tpu"], "SPECC-E0113"), (["--prompts", "x"], "SPECC-E0104"),
+        (["--processor-time"], "SPECC-E0104"),
         (["--artifact", "nowhere"], "SPECC-E0"), (["--device", "ascend:910"], "SPECC-E0103"),
     ],
 )  # fmt: skip

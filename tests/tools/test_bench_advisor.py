@@ -42,7 +42,8 @@ def test_the_command(tiny_model: Path, tiny_artifact: Path, tmp_path: Path) -> N
     out = tmp_path / "rows.json"
     command = [
         sys.executable, "-m", "bench", "advisor", str(tiny_model), "--into", str(tmp_path), "--methods", "ngram",
-        "--kinds", "chat,copy", "--short", "4", "--new-tokens", "6", "--repeats", "1", "--out", str(out),
+        "--kinds", "chat,copy", "--short", "4", "--new-tokens", "6", "--repeats", "1", "--threads", "1",
+        "--processor-time", "--out", str(out),
     ]  # fmt: skip
     done = subprocess.run(command, cwd=TOOLS, capture_output=True, text=True, env=os.environ)
     assert done.returncode in (0, 1), done.stderr

@@ -1,5 +1,6 @@
 """Benchmarks: medians, ratios, what a round costs, and plain words when speculation loses."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from specc.measurement import (
 from specc.prompts import Prompt
 from specc.runtime import Artifact, Manifest
 from specc.runtime.stats import LengthStats, PositionStats, Stats
+from specc.verification import Arm
 from tests.runtime.manifests import document, parse
 from tests.runtime.test_python import stats
 
@@ -158,6 +160,21 @@ def test_measures_a_real_artifact(tiny_artifact: Path) -> None:
     assert plain["ratio"] == 1
     assert all(v >= 0 for v in phases.values())
     assert found.of("plain")[0].stats.drafts == 0
+
+
+def test_processor_time_is_of_the_tokens_after_the_first(tiny_artifact: Path) -> None:
+    """Drafts are counted as ever, and a process that is alone has no more of it than of the clock's time."""
+    asked = [Prompt("a", token_ids=(5, 6, 7, 5, 6, 7))]
+    with Artifact.load(tiny_artifact, 1) as artifact:
+        began = time.monotonic()
+        found = measure(
+            artifact, asked, 16, 1, synthetic=(1.0,), processor_time=True,
+            arms=(Arm("plain", 0), Arm("K=4", 4)),
+        )  # fmt: skip
+        whole = time.monotonic() - began
+    assert [(r.arm, r.stats.new_tokens) for r in found.runs] == [("plain", 15), ("K=4", 15)]
+    assert 0 < sum(r.stats.decode_s for r in found.runs) < whole + 0.1
+    assert [r.stats.accepted_tokens for r in found.runs] == [0, 12]  # 15 in 3 rounds
 
 
 def test_a_perfect_synthetic_drafter_is_accepted(tiny_artifact: Path) -> None:

@@ -281,7 +281,8 @@ def by_backend(*artifacts: str, seconds: float = 60, threads: int = 0) -> int:
 @app.command(name="advisor")
 def judged(
     model: str, /, *, into: Path, methods: str = ",".join(advisor.METHODS), kinds: str | None = None,
-    short: int = 32, new_tokens: int = 96, repeats: int = 3, threads: int = 0, out: Path | None = None,
+    short: int = 32, new_tokens: int = 96, repeats: int = 3, threads: int = 0,
+    processor_time: Annotated[bool, Parameter(negative="")] = False, out: Path | None = None,
 ) -> int:  # fmt: skip
     """Whether `specc advise` chooses well: for ten sets of prompts, its choice against longer runs of all methods.
 
@@ -299,6 +300,7 @@ def judged(
         new_tokens: Those that it is judged by, 2 or more.
         repeats: Turns of each artifact.
         threads: Threads; 0 takes the physical cores this process may use.
+        processor_time: As for `specc advise`.
         out: File for the rows as JSON.
     """
     flags.threads(threads)
@@ -313,8 +315,10 @@ def judged(
         flags.one_of("--methods", method, tuple(METHODS))
     artifacts = advisor.compiled(model, named, into, TerminalProgress())
     some = {kind: asked[kind] for kind in wanted}
-    rows = advisor.judge(model, artifacts, some, short, new_tokens, repeats, threads, print)
-    print(advisor.verdict(rows))
+    rows = advisor.judge(
+        model, artifacts, some, short, new_tokens, repeats, threads, processor_time, output.say
+    )
+    print("\n".join([*map(advisor.line, rows), advisor.verdict(rows)]))
     if out is not None:
         found = [{**asdict(r), "share": r.share} for r in rows]
         out.write_text(json.dumps({"schema": 1, "rows": found}, indent=1))

@@ -21,7 +21,7 @@ from specc.request import CompileRequest
 from specc.runtime import Artifact
 
 SETS = Path(__file__).parent / "prompts.jsonl"
-METHODS = ("ngram", "suffix", "mtp:structure", "eagle3", "layerskip")
+METHODS = ("ngram", "suffix", "mtp:structure", "eagle3")
 """Those of SmolLM2 that need nothing more; plain decoding is K = 0 of each."""
 
 CLOSE = 0.9
@@ -72,21 +72,26 @@ def compiled(
 
 def judge(
     model: str, artifacts: Mapping[str, Path], asked: Mapping[str, Sequence[Prompt]], short: int, long: int,
-    repeats: int, threads: int, say: Callable[[str], object],
+    repeats: int, threads: int, processor_time: bool, say: Callable[[str], object],
 ) -> list[Row]:  # fmt: skip
     """A row for each set: `specc advise` runs `short` tokens of each prompt, what it is judged by `long` ones."""
     rows = []
     for kind, each in asked.items():
-        chosen = advised(model, list(artifacts.values()), each, short, repeats, threads)
+        chosen = advised(
+            model, list(artifacts.values()), each, short, repeats, threads, processor_time
+        )
         openers = [partial(Artifact.load, path, threads) for path in artifacts.values()]
-        found = side_by_side(openers, each, long, repeats, arms=(PLAIN, ADAPTIVE_K))
+        found = side_by_side(
+            openers, each, long, repeats, arms=(PLAIN, ADAPTIVE_K), processor_time=processor_time
+        )
         rows.append(row(kind, chosen, dict(zip(artifacts, found, strict=True))))
         say(line(rows[-1]))
     return rows
 
 
 def advised(
-    model: str, artifacts: Sequence[Path], asked: Sequence[Prompt], tokens: int, repeats: int, threads: int
+    model: str, artifacts: Sequence[Path], asked: Sequence[Prompt], tokens: int, repeats: int, threads: int,
+    processor_time: bool,
 ) -> str:  # fmt: skip
     """The method that `specc advise` recommends, as a user asks it."""
     with tempfile.TemporaryDirectory() as name:
@@ -94,6 +99,7 @@ def advised(
         file.write_text("".join(json.dumps({"prompt": p.text}) + "\n" for p in asked), "utf-8")
         command = [sys.executable, "-m", "specc", "advise", model, "--json", "--prompts", str(file)]
         command += [f"--max-tokens={tokens}", f"--repeats={repeats}", f"--threads={threads}"]
+        command += ["--processor-time"] * processor_time
         command += [word for path in artifacts for word in ("--artifact", str(path))]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     recommended: str = json.loads(done.stdout)["recommended"]

@@ -192,10 +192,12 @@ def measure(
     synthetic: Sequence[float] = (),
     policies: Sequence[str] = (),
     arms: Sequence[Arm] = (),
+    processor_time: bool = False,
 ) -> Measurements:
     """Run arms in turns, so that a machine that slows down slows them all; without `arms`, those of `arms_of`.
 
-    `synthetic`: acceptance by position, played by a drafter that knows the plain tokens.
+    `synthetic`: acceptance by position, played by a drafter that knows the plain tokens. `processor_time`: seconds of
+    decoding are this process's own, of all its threads, and the first token, which follows the prompt, is left out.
     """
     found = Measurements(policies=tuple(policies))
     encoded = [(p, p.ids(artifact, max_tokens)) for p in prompts]
@@ -212,14 +214,14 @@ def measure(
                     drafter = synthetic_drafter(
                         told[prompt.name], synthetic, artifact.manifest.model.vocab_size, repeat
                     )
-                stats, _ = _run(artifact, ids, arm, max_tokens, drafter)
+                stats, _ = _run(artifact, ids, arm, max_tokens, drafter, processor_time)
                 found.runs.append(Run(arm.name, prompt.kind, repeat, stats))
     return found
 
 
 def side_by_side(
     openers: Sequence[Callable[[], Artifact]], prompts: Sequence[Prompt], max_tokens: int, repeats: int, *,
-    arms: Sequence[Arm] = (), done: Callable[[int, int], None] | None = None,
+    arms: Sequence[Arm] = (), processor_time: bool = False, done: Callable[[int, int], None] | None = None,
 ) -> list[Measurements]:  # fmt: skip
     """`measure` of artifacts that take turns, repeat by repeat, so that a machine that slows down slows them all.
 
@@ -241,7 +243,7 @@ def side_by_side(
 
 def _run(
     artifact: Artifact, ids: Sequence[int], arm: Arm, max_tokens: int,
-    drafter: Callable[[list[int], int], list[int]] | None = None,
+    drafter: Callable[[list[int], int], list[int]] | None = None, processor_time: bool = False,
 ) -> tuple[Stats, list[int]]:  # fmt: skip
     with artifact.session() as session:
         session.configure(max_tokens=max_tokens, ignore_eos=True, num_speculative_tokens=arm.k)
@@ -249,8 +251,17 @@ def _run(
         if drafter is not None:
             session.set_drafter(drafter)
         session.append(ids)
-        new = list(session.iterate())
-        return session.stats, new
+        if not processor_time:
+            new = list(session.iterate())
+            return session.stats, new
+        session.set("num_speculative_tokens", 0)  # (one token, and nothing of the next ones)
+        first = session.next()
+        assert first is not None
+        session.set("num_speculative_tokens", arm.k)
+        began = time.process_time()
+        new = [first, *session.iterate()]
+        seconds = time.process_time() - began
+        return replace(session.stats, decode_s=seconds, new_tokens=len(new) - 1), new
 
 
 def synthetic_drafter(

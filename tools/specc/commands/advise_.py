@@ -31,6 +31,7 @@ def main(
     max_tokens: int = 64,
     repeats: int = 3,
     threads: int = 0,
+    processor_time: Annotated[bool, Parameter(negative="")] = False,
     recipe: Recipe = None,
     json: Json = False,
 ) -> int:
@@ -52,6 +53,8 @@ def main(
         max_tokens: New tokens for each prompt, 2 or more.
         repeats: How often, 1 or more.
         threads: Threads; 0 takes the physical cores this process may use.
+        processor_time: Compare seconds of the processor on one thread, which other work on a busy machine hardly
+            changes; needs --threads 1.
         recipe: TOML file with flags for this verb; what the command line says comes first.
         json: Print one JSON object on stdout.
     """
@@ -67,10 +70,14 @@ def main(
         raise flags.conflict(
             "--prompts are measured with artifacts", "add --artifact ART, or leave it out"
         )
+    if processor_time and threads != 1:
+        raise flags.conflict(
+            "--processor-time counts threads that wait for each other as if they worked", "add --threads 1"
+        )  # fmt: skip
     situation = Situation(model, batch, context, device, price_per_hour)
     asked = prompts.from_file(prompts_file) if prompts_file else prompts.built_in()
     progress = SilentProgress() if json else TerminalProgress()
-    measured = _measure(artifact, asked, max_tokens, repeats, threads, progress)
+    measured = _measure(artifact, asked, max_tokens, repeats, threads, processor_time, progress)
     options = advise(situation, measured)
     if json:
         output.emit(as_json(situation, options))
@@ -80,7 +87,8 @@ def main(
 
 
 def _measure(
-    paths: Sequence[Path], asked: list[prompts.Prompt], max_tokens: int, repeats: int, threads: int, progress: Progress
+    paths: Sequence[Path], asked: Sequence[prompts.Prompt], max_tokens: int, repeats: int, threads: int,
+    processor_time: bool, progress: Progress,
 ) -> list[Measured]:  # fmt: skip
     """What a user gets from each: plain decoding and adaptive K."""
     from specc.engines import open_compiled
@@ -91,7 +99,9 @@ def _measure(
     manifests = [Manifest.read(path) for path in paths]
     openers = [partial(open_compiled, path, threads) for path in paths]
     with progress.phase(f"measure {len(paths)} artifact{'s' * (len(paths) > 1)} in turns"):
-        found = side_by_side(openers, asked, max_tokens, repeats, arms=(PLAIN, ADAPTIVE_K))
+        found = side_by_side(
+            openers, asked, max_tokens, repeats, arms=(PLAIN, ADAPTIVE_K), processor_time=processor_time
+        )  # fmt: skip
     return [
         Measured(str(path), m, m.weights_bytes + m.state_bytes, of)
         for path, m, of in zip(paths, manifests, found, strict=True)
