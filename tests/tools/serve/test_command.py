@@ -15,7 +15,9 @@ import pytest
 from transformers import AutoTokenizer
 
 from specc import cli
+from specc.errors import UsageError
 from specc.runtime import Artifact, Manifest
+from specc.serve.server import listen
 from tests.tools.serve.conftest import Server, running
 from tests.tools.serve.test_http import PROMPT, REPORT, ask, code_of
 
@@ -71,10 +73,17 @@ def test_flags_that_cannot_be(
     assert refused(capsys, tiny_artifact, *port, *flags) == (2, code)
 
 
-def test_a_port_in_use(capsys: pytest.CaptureFixture[str], tiny_artifact: Path) -> None:
+def test_why_an_address_cannot_be_had() -> None:
+    """A port in use, a name that is nobody's, an address of another machine: each is cured in another way."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        assert refused(capsys, tiny_artifact, "--port", port) == (2, "SPECC-E0715")
+        for host, number, cure in (
+            ("127.0.0.1", port, "choose another --port"), ("no.such.host.invalid", 0, "correct --host"),
+            ("192.0.2.1", 0, "choose a --host that this machine has"),
+        ):  # fmt: skip
+            with pytest.raises(UsageError, match="SPECC-E0715") as refusal:
+                listen(host, number)
+            assert refusal.value.cure.startswith(cure)
 
 
 def with_template(artifact: Path, place: Path, template: str) -> Path:

@@ -53,8 +53,8 @@ def main(
         max_tokens: New tokens for each prompt, 2 or more.
         repeats: How often, 1 or more.
         threads: Threads; 0 takes the physical cores this process may use.
-        processor_time: Compare seconds of the processor on one thread, which other work on a busy machine hardly
-            changes; needs --threads 1.
+        processor_time: For a busy machine: compare seconds of the processor on one thread, with the artifact's
+            middle K, since adaptive K goes by the clock; needs --threads 1.
         recipe: TOML file with flags for this verb; what the command line says comes first.
         json: Print one JSON object on stdout.
     """
@@ -90,9 +90,9 @@ def _measure(
     paths: Sequence[Path], asked: Sequence[prompts.Prompt], max_tokens: int, repeats: int, threads: int,
     processor_time: bool, progress: Progress,
 ) -> list[Measured]:  # fmt: skip
-    """What a user gets from each: plain decoding and adaptive K."""
+    """What a user gets from each."""
     from specc.engines import open_compiled
-    from specc.measurement import ADAPTIVE_K, PLAIN, side_by_side
+    from specc.measurement import plain_and_adaptive, plain_and_fixed, side_by_side
 
     if not paths:
         return []
@@ -100,7 +100,8 @@ def _measure(
     openers = [partial(open_compiled, path, threads) for path in paths]
     with progress.phase(f"measure {len(paths)} artifact{'s' * (len(paths) > 1)} in turns"):
         found = side_by_side(
-            openers, asked, max_tokens, repeats, arms=(PLAIN, ADAPTIVE_K), processor_time=processor_time
+            openers, asked, max_tokens, repeats, arms=plain_and_fixed if processor_time else plain_and_adaptive,
+            processor_time=processor_time,
         )  # fmt: skip
     return [
         Measured(str(path), m, m.weights_bytes + m.state_bytes, of)

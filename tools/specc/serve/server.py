@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import socket
 import sys
@@ -31,8 +32,18 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         raise UsageError(
             "SPECC-E0715", "the address cannot be listened on", where=f"{host}:{port}",
-            found=str(error), cure="choose another --host or --port",
+            found=error.strerror or str(error), cure=_cure(error),
         ) from error  # fmt: skip
+
+
+def _cure(error: OSError) -> str:
+    if isinstance(error, socket.gaierror):
+        return "correct --host: a name or number of this machine"
+    if error.errno == errno.EADDRINUSE:
+        return "choose another --port, or end who has this one; --port 0 takes any that is free"
+    if error.errno == errno.EACCES:
+        return "choose a --port of 1024 or more: lower ones are root's"
+    return "choose a --host that this machine has, as 127.0.0.1 or 0.0.0.0"
 
 
 def serve(
