@@ -37,7 +37,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def _cure(error: OSError) -> str:
-    if isinstance(error, socket.gaierror):
+    if (error.errno or 0) < 0:  # of getaddrinfo
         return "correct --host: a name or number of this machine"
     if error.errno == errno.EADDRINUSE:
         return "choose another --port, or end who has this one; --port 0 takes any that is free"
