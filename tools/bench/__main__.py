@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 from cyclopts import App, Parameter
 
-from bench import advisor, drafters, functions, machine, peers, picture, report, texts
+from bench import advisor, drafters, functions, gallery, machine, peers, picture, report, texts
 from bench.machine import Limits, Probes
 from bench.prepare import BITS, Absent, Contender, listed
 from bench.prepare import prepare as make_models
@@ -24,6 +24,7 @@ from specc.runtime import Artifact
 
 ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 28, 32)
 DECODE_CONTEXTS = (30, 500, 1500)
+DOCS = Path(__file__).parents[2] / "docs"
 app = App(name="python -m bench", help=__doc__)
 
 
@@ -275,6 +276,28 @@ def by_backend(*artifacts: str, seconds: float = 60, threads: int = 0) -> int:
     from bench.backends import compare, rendered
 
     print(rendered(compare(_named(artifacts), threads, seconds)))
+    return output.EXIT_OK
+
+
+@app.command(name="gallery")
+def pages(
+    *artifacts: str, about: str, docs: Path = DOCS, max_tokens: int = 128, repeats: int = 5, threads: int = 0,
+) -> int:  # fmt: skip
+    """Write docs/gallery.md and a page of `specc bench --report` for each artifact.
+
+    Example: python -m bench gallery suffix=smol.specc --about "Two cores of an x86-64 with AVX-512."
+
+    Args:
+        artifacts: NAME=ARTIFACT; the name is the page's.
+        about: The machine, in a sentence.
+        docs: Folder of the pages.
+        max_tokens: As for `specc bench`.
+        repeats: As for `specc bench`.
+        threads: As for `specc bench`.
+    """
+    named = _named(artifacts)
+    asked = [f"--max-tokens={max_tokens}", f"--repeats={repeats}", f"--threads={threads}"]
+    print(gallery.build(named, about, docs, asked, output.say))
     return output.EXIT_OK
 
 
