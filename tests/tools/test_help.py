@@ -39,11 +39,12 @@ def test_a_page_is_text(capsys: pytest.CaptureFixture[str], name: str) -> None:
 
 def test_what_a_terminal_does_not_need() -> None:
     page = (
-        "<!-- note -->\n# A\n\n![A b](p/c.svg) and [see](slow.md#x), [out](https://a.b)\n\n"
+        "<!-- note -->\n# A\n\n![A b](p/c.svg) and [see](slow.md#x), [out](https://a.b), [one](g/o.html)\n\n"
         "```sh\nspecc  run\n```\n- \\<x\\>\n"
     )
     assert plain(page) == (
-        "# A\n\n(a picture, in docs/: A b) and see (specc help slow), [out](https://a.b)\n\n    specc  run\n- <x>\n"
+        "# A\n\n(a picture, in docs/: A b) and see (specc help slow), [out](https://a.b), one (docs/g/o.html)\n\n"
+        "    specc  run\n- <x>\n"
     )
 
 

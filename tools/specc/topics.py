@@ -50,6 +50,7 @@ def plain(markdown: str) -> str:
 def _prose(line: str) -> str:
     line = re.sub(r"!\[([^]]*)\]\([^)]*\)", r"(a picture, in docs/: \1)", line)
     line = re.sub(r"\[([^]]*)\]\(([\w-]+)\.md[^)]*\)", r"\1 (specc help \2)", line)
+    line = re.sub(r"\[([^]]*)\]\(([\w/.-]+\.html)\)", r"\1 (docs/\2)", line)
     return re.sub(r"\\([<>\[\]*_])", r"\1", line)
 
 
