@@ -329,8 +329,8 @@ void steps_allocate_nothing(const std::string& folder) {
 // ---- how much each drafts ----
 
 using specc::BatchLengths;
+using specc::DraftAccount;
 using specc::LengthController;
-using specc::Probe;
 
 const std::vector<int64_t> kArms = {0, 2, 4, 8};
 
@@ -339,12 +339,12 @@ const std::vector<int64_t> kArms = {0, 2, 4, 8};
 double settled(size_t count, size_t kept, double base, double row) {
   BatchLengths lengths(kArms);
   std::vector<LengthController> worth(count, LengthController(kArms));
-  std::vector<Probe> probes(count);
+  std::vector<DraftAccount> accounts(count);
   double sum = 0;
   constexpr int kRounds = 60, kLast = 20;
   for (int round = 0; round < kRounds; ++round) {
     std::vector<BatchLengths::Text> texts;
-    for (size_t i = 0; i < count; ++i) texts.push_back({&worth[i], &probes[i], kArms.size() - 1, true, 0, {}});
+    for (size_t i = 0; i < count; ++i) texts.push_back({&worth[i], &accounts[i], kArms.size() - 1, true, 0, {}});
     lengths.choose(texts);
     size_t rows = 0;
     for (size_t i = 0; i < count; ++i) {
@@ -352,7 +352,7 @@ double settled(size_t count, size_t kept, double base, double row) {
       const size_t right = std::min(drafted, kept);
       rows += drafted + 1;
       worth[i].observe_acceptance(texts[i].index, right);
-      if (drafted > 0) BatchLengths::observe_drafts(probes[i], right > 0);
+      lengths.observe_drafts(accounts[i], texts[i].index, right);
       if (round >= kRounds - kLast) sum += static_cast<double>(drafted);
     }
     lengths.observe_pass(rows, base + row * static_cast<double>(rows));
@@ -372,9 +372,9 @@ void lengths_follow_what_pays() {
 void fixed_lengths_are_kept() {
   BatchLengths lengths(kArms);
   LengthController worth(kArms);
-  Probe probe;
+  DraftAccount account;
   for (int round = 0; round < 20; ++round) {
-    std::vector<BatchLengths::Text> texts = {{&worth, &probe, 2, false, 0, {}}, {&worth, &probe, 1, true, 0, {}}};
+    std::vector<BatchLengths::Text> texts = {{&worth, &account, 2, false, 0, {}}, {&worth, &account, 1, true, 0, {}}};
     lengths.choose(texts);
     CHECK_EQ(texts[0].index, size_t{2});
     CHECK(texts[1].index <= 1);

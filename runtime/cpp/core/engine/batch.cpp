@@ -52,7 +52,7 @@ void Batch::open(Session* const* sessions, size_t count) {
     Session& session = *sessions[i];
     try {
       if (!session.may_play() || !session.open_round()) continue;
-      texts_.push_back({&session.controller(), &session.probe(), session.longest(), session.adapts(), 0, {}});
+      texts_.push_back({&session.controller(), &session.account(), session.longest(), session.adapts(), 0, {}});
       playing_.push_back({&session, 0});
     } catch (...) {
       session.fail(std::current_exception());
@@ -140,9 +140,9 @@ void Batch::take(const Frame::Matrix& logits, size_t rows, double seconds) {
       continue;
     }
     const Session::Outcome outcome = session.outcome();
-    if (outcome.length_index == 0 || outcome.found) continue;
-    lengths_.observe_drafting(outcome.length_index, outcome.draft_seconds);
-    BatchLengths::observe_drafts(session.probe(), outcome.accepted > 0);
+    if (outcome.found) continue;
+    if (outcome.length_index > 0) lengths_.observe_drafting(outcome.length_index, outcome.draft_seconds);
+    lengths_.observe_drafts(session.account(), outcome.length_index, outcome.accepted);
   }
 }
 

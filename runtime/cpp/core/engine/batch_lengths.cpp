@@ -8,6 +8,7 @@ namespace {
 constexpr uint64_t kPassTries = 2;  // passes without drafts, and with the shortest, before a longer one
 constexpr double kBatchGain = 1.05;  // what drafts must promise more than the batch gives: estimates are noisy
 constexpr uint64_t kFirstRetry = 32, kSoonRetry = 4, kLastRetry = 512;
+constexpr double kLossInRound = 0.01, kMostGained = 32, kMostLost = 4;  // tokens of an account
 constexpr double kLeastSeconds = 1e-9;  // seconds
 
 }  // namespace
@@ -21,6 +22,8 @@ void BatchLengths::choose(std::vector<Text>& texts) {
     rows += static_cast<double>(lengths_[text.index] + 1);
     drafting += drafting_[text.index].seconds;
   }
+  const auto count = static_cast<double>(texts.size());
+  token_s_ = std::max(pass_.known() ? pass_.seconds(count) / std::max(count, 1.0) : 1, kLeastSeconds);
   if (trying) return;
   double seconds = std::max(pass_.seconds(rows) + drafting, kLeastSeconds);
   for (Text& text : texts) text.next = best_step(text);
@@ -33,13 +36,14 @@ void BatchLengths::choose(std::vector<Text>& texts) {
     best->index = best->next.index;
     best->next = best_step(*best);
   }
-  for (Text& text : texts) probe(text);
+  for (Text& text : texts) try_longer(text);
 }
 
-// The longer length that gives most for what it costs more than the one that the text has.
+// The longer length that gives most for what it costs more than the one that the text has, of those that it can bear.
 BatchLengths::Step BatchLengths::best_step(const Text& text) const {
   Step best;
   for (size_t index = text.index + 1; text.adapts && index <= text.most; ++index) {
+    if (price(index) > text.account->saved) break;
     const double gain = text.worth->expected_tokens(index) - text.worth->expected_tokens(text.index);
     const double rate = gain / std::max(cost(index) - cost(text.index), kLeastSeconds);
     if (rate > best.tokens_per_second) best = {rate, index};
@@ -47,23 +51,26 @@ BatchLengths::Step BatchLengths::best_step(const Text& text) const {
   return best;
 }
 
-// A text that drafts nothing tries the shortest now and then, the rarer the less came of it.
-void BatchLengths::probe(Text& text) {
-  if (!text.adapts || text.most == 0) return;
-  Probe& probe = *text.probe;
-  if (probe.interval == 0) probe.interval = probe.wait = kFirstRetry;
-  if (text.index > 0) {
-    probe.wait = probe.interval;
-  } else if (probe.wait > 0) {
-    --probe.wait;
-  } else {
-    text.index = 1;
-    probe.wait = probe.interval = std::min(2 * probe.interval, kLastRetry);
+// Now and then a draft is one step longer than seems to pay, the rarer the less came of it: how much of it would be kept
+// is known from trying alone.
+void BatchLengths::try_longer(Text& text) const {
+  DraftAccount& account = *text.account;
+  account.trying = false;
+  if (!text.adapts || text.index >= text.most) return;
+  if (account.interval == 0) account.interval = account.wait = kFirstRetry;
+  if (account.wait > 0) {
+    --account.wait;
+  } else if (price(text.index + 1) <= account.saved) {
+    ++text.index;
+    account.trying = true;
+    account.wait = account.interval = std::min(2 * account.interval, kLastRetry);
   }
 }
 
-void BatchLengths::observe_drafts(Probe& probe, bool kept) {
-  if (kept) probe.interval = probe.wait = kSoonRetry;
+void BatchLengths::observe_drafts(DraftAccount& account, size_t index, size_t accepted) const {
+  account.saved += static_cast<double>(accepted) + kLossInRound - (index == 0 ? 0 : price(index));
+  account.saved = std::clamp(account.saved, -kMostLost, kMostGained);
+  if (account.trying && accepted == static_cast<size_t>(lengths_[index])) account.interval = account.wait = kSoonRetry;
 }
 
 void BatchLengths::observe_pass(size_t rows, double seconds) {

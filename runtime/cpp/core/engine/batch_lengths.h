@@ -11,16 +11,20 @@
 
 namespace specc {
 
-// Of a text whose drafts do not pay: how many rounds until they are tried again.
-struct Probe {
+// Of one text: what its drafts have saved, and may still lose, in tokens that the batch makes in that time; and how many
+// rounds until drafts longer than those that seem to pay are tried.
+struct DraftAccount {
+  double saved = 0.5;
   uint64_t interval = 0, wait = 0;
+  bool trying = false;
 };
 
 // Maximises the expected tokens per second of the whole batch, its "goodput" (SmartSpec): beginning with no drafts, the
 // text whose next longer draft gives the most tokens for a second gets it, as long as that is more than the batch gives
 // without it. So the more texts fill a pass, the fewer drafts pay, down to none. What a text's drafts are worth, its own
 // controller says by their acceptance; what rows cost is measured. Like that controller it decides from past rounds
-// alone.
+// alone, and a draft is as long as the text's account could bear if none of it were kept: where drafts only lose, a text
+// costs a small share more than without them, not more, however short it is.
 class BatchLengths {
  public:
   // lengths: ascending, begins with 0.
@@ -32,7 +36,7 @@ class BatchLengths {
   };
   struct Text {
     const LengthController* worth;
-    Probe* probe;
+    DraftAccount* account;
     size_t most;       // index of the longest length that it may have
     bool adapts;       // false: it has that
     size_t index = 0;  // what it gets
@@ -46,16 +50,18 @@ class BatchLengths {
   // What came of it: of a pass; of a text's drafting; and of a text's drafts.
   void observe_pass(size_t rows, double seconds);
   void observe_drafting(size_t index, double seconds) { drafting_[index].observe(seconds); }
-  static void observe_drafts(Probe& probe, bool kept);
+  void observe_drafts(DraftAccount& account, size_t index, size_t accepted) const;
 
  private:
   double cost(size_t index) const;  // beside the pass that a text has in any case
+  double price(size_t index) const { return cost(index) / token_s_; }  // in tokens of the batch
   Step best_step(const Text& text) const;
-  static void probe(Text& text);
+  void try_longer(Text& text) const;
 
   const std::vector<int64_t>& lengths_;
   PassCost pass_;
   uint64_t passes_ = 0;
+  double token_s_ = 1;  // seconds of one token of the batch at hand without drafts
   std::vector<ArmCost> drafting_;  // by length
 };
 

@@ -227,9 +227,9 @@ void Session::count_calls(const Frame::Counts& calls, uint32_t thread_syncs) {
 void Session::execute(const Round& round) {
   const size_t n = root_position();
   const size_t rows = fill_round(round);
-  std::copy(drafts_.begin(), drafts_.end(), inputs_.drafts.begin());
-  std::copy(parents_.begin(), parents_.end(), inputs_.parents.begin());
-  std::copy(depths_.begin(), depths_.end(), inputs_.depths.begin());
+  std::copy_n(drafts_.begin(), round.draft_length, inputs_.drafts.begin());
+  std::copy_n(parents_.begin(), round.draft_length + 1, inputs_.parents.begin());
+  std::copy_n(depths_.begin(), round.draft_length + 1, inputs_.depths.begin());
   place_.workspace().begin_taps();
   const Turn turn(artifact_->library().turn());
   const Stopwatch watch;  // waiting for other sessions is no cost of the round

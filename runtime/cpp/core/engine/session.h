@@ -79,7 +79,7 @@ class Session {
   size_t longest() const;      // index of the longest draft that the next round may have
   bool adapts() const;         // whether a shorter one may be chosen
   LengthController& controller();
-  Probe& probe() { return probe_; }
+  DraftAccount& account() { return account_; }
   // `rate`: tokens per second that this length promises. False if cancelled.
   bool draft(size_t length_index, double rate);
   size_t rows() const { return play_.allowed + 1; }  // of the score
@@ -199,7 +199,7 @@ class Session {
   FoundDrafts found_drafts_;
   Membership membership_;  // of the texts in the making
   Window window_;
-  Probe probe_;
+  DraftAccount account_;  // of drafts in a batch
   std::unique_ptr<HostDrafter> drafter_;
   specc_drafter_fn callback_ = nullptr;
   void* callback_user_ = nullptr;
