@@ -144,6 +144,7 @@ def test_host_drafters_get_longer_drafts_by_default(method: str) -> None:
         {"quant": "int3"}, {"quant_rounding": "mse"}, {"quant": "keep", "quant_rounding": "mse"},
         {"quant": "int4", "quant_rounding": "up"},
         {"method": "layerskip", "draft_layers": "a"}, {"method": "eagle:adaptive", "depths": "0"},
+        {"max_num_seqs": 0}, {"max_num_seqs": 257},
     ],
 )  # fmt: skip
 def test_absurd_flags(change: dict[str, Any]) -> None:
@@ -261,6 +262,19 @@ def test_flags_and_trees_have_one_limit() -> None:
 def test_a_backend_is_for_its_devices(backend: str, device: str) -> None:
     with pytest.raises(UsageError, match=f"--backend {backend} is not for --device {device}"):
         request(method="ngram", backend=backend, device=device)
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        {"backend": "reference"}, {"backend": "tvm"}, {"device": "onnx"}, {"device": "ascend:Ascend910B3"},
+        {"format": "mlc", "method": "draft_model", "drafter": "d"},
+        {"method": "medusa", "drafter": "d", "tree": "4"},
+    ],
+)  # fmt: skip
+def test_batches_are_played_by_the_engine_over_compiled_leaves(where: dict[str, str]) -> None:
+    with pytest.raises(UsageError, match=r"several texts at once|max-num-seqs"):
+        request(max_num_seqs=2, **{"method": "none", **where})
 
 
 @pytest.mark.parametrize("where", [{"backend": "reference"}, {"device": "onnx"}])
