@@ -86,7 +86,7 @@ BUILT_INS: dict[Any, tuple[str, int]] = {
     ops.rows.default: ("specc.rows", 2),
     ops.row.default: ("specc.row", 2),
     ops.pad_rows.default: ("specc.pad_rows", 1),
-    ops.masks.default: ("specc.masks", 3),
+    ops.masks.default: ("specc.masks", 4),
     ops.argmax.default: ("specc.argmax", 1),
     ops.accept.default: ("specc.accept", 5),
     ops.cache_write.default: ("specc.cache_write", 3),

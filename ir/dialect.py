@@ -179,26 +179,28 @@ HIDDEN = -1e30
 
 
 @operation(
-    "masks(Tensor positions, Tensor rows, Tensor? parents, int window, int length, int first=0) -> (Tensor, Tensor)",
-    lambda positions, rows, parents, window, length, first=0: (
+    "masks(Tensor positions, Tensor rows, Tensor? parents, Tensor? written, int window, int length, int first=0) -> "
+    "(Tensor, Tensor)",
+    lambda positions, rows, parents, written, window, length, first=0: (
         positions.new_empty(positions.shape[0], length, dtype=torch.float32),
         positions.new_empty(positions.shape[0], positions.shape[0], dtype=torch.float32),
     ),
 )
 def _masks(
-    positions: Tensor, rows: Tensor, parents: Tensor | None, window: int, length: int,
-    first: int = 0,
+    positions: Tensor, rows: Tensor, parents: Tensor | None, written: Tensor | None, window: int,
+    length: int, first: int = 0,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """What to add to scores, 0 where `seen_rows` sees (with a window, the last of it), else -1e30.
 
     f32[T, length] for cache rows that this call does not write, from row `first` on, and f32[T, T] for those that it
-    does: they are seen by the shard of the cache that begins at 0 alone. A row that the call has twice (`pad_rows`)
-    is seen once, where it is first.
+    does, `written` or else `rows`: they are seen by the shard of the cache that begins at 0 alone. A row that the
+    call has twice (`pad_rows`) is seen once, where it is first. (`written` are other rows where a block's rows all
+    see up to its last.)
     """
     old = torch.full((len(rows), length), HIDDEN)
     new = torch.full((len(rows), len(rows)), HIDDEN)
     own: dict[int, int] = {}
-    for t, row in enumerate(rows.tolist()):
+    for t, row in enumerate((rows if written is None else written).tolist()):
         own.setdefault(row, t)
     for t, seen in enumerate(seen_rows(positions, rows, parents)):
         for row in seen[-window:] if window > 0 else seen:

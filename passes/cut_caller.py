@@ -102,8 +102,8 @@ class Caller:
             args: list[Any] = [self.values[a] if isinstance(a, fx.Node) else a for a in mask.args]
             old, new = mask.meta["type"]
             if shard >= 0:
-                rows = args[4] // self.cut.count
-                args[4:] = [rows, shard * rows]
+                rows = args[5] // self.cut.count
+                args[5:] = [rows, shard * rows]
                 old = TensorType("f32", (old.shape[0], rows))
             self.masks[mask, shard] = self.builder.ops(ops.masks.default, *args, types=(old, new))
         return self.masks[mask, shard][index]

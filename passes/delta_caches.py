@@ -37,13 +37,14 @@ class DeltaCaches(Pass):
     Before: verify_2: call verify_2.graph(..., rows, positions, $k.0, $v.0)
             verify_2.graph: cache_write(k, x, rows); cache_write(v, y, rows)
                             o = cached_attention(q, k, v, positions, rows, None, ...)
-    After:  verify_2: old, new = masks(positions, rows, None, window, 2048)
+    After:  verify_2: old, new = masks(positions, rows, None, None, window, 2048)
                       ..., x, y = call verify_2.graph(..., $k.0, $v.0, old, new)
                       cache_write($k.0, x, rows); cache_write($v.0, y, rows)
             verify_2.graph: o = softmax(cat(q k + old, q x + new)) (v, y)
 
-    Who sees what is data, made outside by `masks`, one pair for each window. All rows of a call are
-    written, those of rejected drafts as well: nothing reads them before they are written again.
+    Who sees what is data, made outside by `masks`, one pair for each window; it is told the rows that the call
+    writes where these are others than it sees up to. All rows of a call are written, those of rejected drafts as
+    well: nothing reads them before they are written again.
     """
 
     name: ClassVar[str] = "delta-caches"
@@ -156,7 +157,8 @@ class _Delta:
             raise self._refusal("attention is told rows that the graph computes")
         self.length = int(type_of(k).shape[1])
         reach = window if 0 < window < self.length else 0
-        masks = self._masks(positions, rows, parents, reach)
+        written = self.written[k][1]
+        masks = self._masks(positions, rows, parents, None if written is rows else written, reach)
         new = (self.written[k][0], self.written[v][0])
         with self.graph.inserting_before(node):
             if self.written_out:
@@ -189,8 +191,10 @@ class _Delta:
         given = {taken: copies[value] for taken, value in self.given.items()}
         builder = Builder(graph)
         with graph.inserting_before(call):
-            for (positions, rows, parents, window), masks in self.masks.items():
-                told = (given[positions], given[rows], None if parents is None else given[parents])
+            for (positions, rows, parents, written, window), masks in self.masks.items():
+                told = [given[positions], given[rows], *(given.get(n) for n in (parents, written))]
+                if written is not None and parents is None:
+                    told[2] = builder.op(ops.roots.default, told[1], type_=type_of(rows))
                 types = (type_of(masks.old), type_of(masks.new))
                 pair = builder.ops(ops.masks.default, *told, window, self.length, types=types)
                 given[masks.old], given[masks.new] = pair

@@ -6,6 +6,7 @@ import operator
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import fx
 
 from specc.errors import PassError
@@ -36,8 +37,8 @@ class MergeLeaves(Pass):
     After:  verify_2(tokens[3], positions[3], rows[3]):
             l = call verify_2.graph(tokens, positions, rows, @e, $k.0, @w0, @h)
 
-    Operations keep the layer that they belong to, for messages. A function that computes with
-    leaves and chooses tokens in between, as block drafters do, is refused: choosing is the host's.
+    Operations keep the layer that they belong to, for messages. A function that does anything beside calling
+    leaves is refused: that is the host's. (part-proposals has taken it out where tokens are chosen.)
     """
 
     name: ClassVar[str] = "merge-leaves"
@@ -52,7 +53,7 @@ class MergeLeaves(Pass):
                     raise PassError(
                         "SPECC-E0371",
                         f"{function.name} is no graph for a device: {node.target} is the host's",
-                        where=function.name, expected="methods that choose tokens between graphs",
+                        where=function.name, expected="calls of leaves alone",
                         cure="use --device cpu, or --method suffix",
                     )  # fmt: skip
 
@@ -77,7 +78,7 @@ class MergeLeaves(Pass):
         promise(all(n.endswith(GRAPH) for n in leaves), "a leaf is left")
 
 
-_INSIDE = {operator.getitem, ops.row.default}
+_INSIDE = {operator.getitem, ops.row.default, torch.ops.aten.cat.default}
 """What may stand beside calls in a function that becomes a graph."""
 
 

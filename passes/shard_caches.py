@@ -28,7 +28,7 @@ class ShardCaches(Pass):
     """Graphs end where devices exchange what they attended to; each device holds a shard of the caches.
 
     Before: state $target.rows: f32[1, 2048, W]
-            old, new = masks(positions, rows, None, 0, 2048)
+            old, new = masks(positions, rows, None, None, 0, 2048)
             logits, z = call verify_2.graph(tokens, ..., $target.rows, old, new)
             cache_write($target.rows, z, rows)
     After:  (two shards, by rows)

@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,16 @@ from tests.ir.importers.drafters import synthetic, synthetic_mtp
 
 PROMPT = [7, 21, 14, 7, 21, 29, 15, 7, 21]
 NEW = 16
-METHODS = ("ngram", "draft_model", "layerskip", "eagle3", "mtp")
+METHODS = ("ngram", "draft_model", "layerskip", "eagle3", "mtp", "dflash", "dspark", "medusa")
 """`none` is K = 0 of each."""
+TAPS = [0, 3, 6]
+DRAFTERS: dict[str, Callable[[Path, Any], Path]] = {
+    "eagle3": synthetic.eagle3,
+    "mtp": synthetic_mtp.speculators,
+    "dflash": lambda folder, target: synthetic.zlab_dflash(folder, target, taps=TAPS),
+    "dspark": lambda folder, target: synthetic.deepspec_dspark(folder, target, TAPS, markov="rnn"),
+    "medusa": lambda folder, target: synthetic.medusa(folder, target, heads=4),
+}
 SANITIZE = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 
 
@@ -89,9 +97,8 @@ class Artifacts:
         drafter = self.folder / f"drafter-{method}"
         if not drafter.exists():
             target = AutoModelForCausalLM.from_pretrained(self.model, dtype=torch.float32)
-            makers = {"eagle3": synthetic.eagle3, "mtp": synthetic_mtp.speculators}
-            if method in makers:
-                makers[method](drafter, target)
+            if method in DRAFTERS:
+                DRAFTERS[method](drafter, target)
             elif method == "draft_model":
                 shutil.copytree(self.model, drafter)
         if drafter.exists():

@@ -1,4 +1,4 @@
-"""Trained drafters as graphs: legal by the table and run by onnxruntime, or refused by name."""
+"""Trained drafters as graphs: legal by the table, and run by onnxruntime with the drafts of the same in torch."""
 
 from __future__ import annotations
 
@@ -8,22 +8,12 @@ import onnx
 import pytest
 
 from specc.backends.onnx import table
-from specc.errors import PassError
 from specc.ir import SpeculativeProgram
 from specc.ir.importers.drafters import Target, load_drafter
-from specc.method_table import running_on
 from specc.passes import pipelines
 from tests.backends.test_onnx import _emitted, _played
 from tests.passes.driver import generate
 from tests.passes.test_trained_drafters import DRAFTERS, PROMPT, SHAPE, target
-
-GRAPHS = sorted(
-    name
-    for name in DRAFTERS
-    if name.split("-")[0] in running_on("onnx")
-    and "parallel" not in name  # (P-EAGLE draws its places itself)
-)
-OTHERS = sorted(set(DRAFTERS) - set(GRAPHS))
 
 
 def _pipeline(name: str, folder: Path) -> tuple[pipelines.Pipeline, SpeculativeProgram]:
@@ -32,7 +22,7 @@ def _pipeline(name: str, folder: Path) -> tuple[pipelines.Pipeline, SpeculativeP
     return pipelines.trained(SHAPE, checkpoint.spec.kind, checkpoint), program
 
 
-@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize("name", sorted(DRAFTERS))
 def test_drafts_are_the_same(name: str, tmp_path: Path) -> None:
     pipeline, imported = _pipeline(name, tmp_path)
     graphs = pipelines.as_graphs(pipeline)(imported)
@@ -45,10 +35,3 @@ def test_drafts_are_the_same(name: str, tmp_path: Path) -> None:
         assert not [w for n in model.graph.node if (w := table.refusal(n.op_type, 15))]
     want = generate(pipeline(imported), PROMPT, 6, [4, 2, 0])
     assert generate(_played(graphs, files), PROMPT, 6, [4, 2, 0], poison=1e3) == want
-
-
-@pytest.mark.parametrize("name", OTHERS)
-def test_what_chooses_tokens_inside_is_refused(name: str, tmp_path: Path) -> None:
-    pipeline, imported = _pipeline(name, tmp_path)
-    with pytest.raises(PassError, match=r"SPECC-E0371.*propose_\d is no graph for a device"):
-        pipelines.as_graphs(pipeline)(imported)

@@ -149,16 +149,20 @@ def test_a_block_may_see_all_of_itself() -> None:
 def test_masks_say_who_is_seen() -> None:
     """A text from cache row 2 on, three rows committed; the call writes two and repeats the last."""
     positions, rows = torch.tensor([3, 4, 4]), torch.tensor([5, 6, 6])
-    old, new = ops.masks(positions, rows, None, 0, 9)
+    old, new = ops.masks(positions, rows, None, None, 0, 9)
     assert [r.nonzero().flatten().tolist() for r in old == 0] == [[2, 3, 4]] * 3
     assert [r.nonzero().flatten().tolist() for r in new == 0] == [[0], [0, 1], [0, 1]]
-    old, new = ops.masks(positions, rows, None, 2, 9)
+    old, new = ops.masks(positions, rows, None, None, 2, 9)
     assert [r.nonzero().flatten().tolist() for r in old == 0] == [[4], [], []]
     assert [r.nonzero().flatten().tolist() for r in new == 0] == [[0], [0, 1], [0, 1]]
     branches = ops.masks(
-        torch.tensor([3, 4, 4]), torch.tensor([5, 6, 7]), torch.tensor([-1, 0, 0]), 0, 9
+        torch.tensor([3, 4, 4]), torch.tensor([5, 6, 7]), torch.tensor([-1, 0, 0]), None, 0, 9
     )
     assert [r.nonzero().flatten().tolist() for r in branches[1] == 0] == [[0], [0, 1], [0, 2]]
+    last = (torch.tensor([5, 5, 5]), torch.tensor([7, 7, 7]))
+    block = ops.masks(*last, None, torch.tensor([5, 6, 7]), 0, 9)
+    assert [r.nonzero().flatten().tolist() for r in block[0] == 0] == [[2, 3, 4]] * 3
+    assert [r.nonzero().flatten().tolist() for r in block[1] == 0] == [[0, 1, 2]] * 3
 
 
 def test_rows_that_cannot_be() -> None:
@@ -213,7 +217,7 @@ CASES: dict[str, tuple[object, ...]] = {
     "rows": (torch.tensor([3, 4, 0, 1]), torch.tensor([0, 16])),
     "row": (torch.ones(3, 2, 2), torch.tensor([1])),
     "pad_rows": (torch.ones(3, 2), 5),
-    "masks": (torch.tensor([1, 2]), torch.tensor([2, 3]), torch.tensor([-1, 0]), 0, 6),
+    "masks": (torch.tensor([1, 2]), torch.tensor([2, 3]), torch.tensor([-1, 0]), None, 0, 6),
     "argmax": (torch.randn(3, 7), 5),
     "accept": (
         torch.tensor([1, 0, 2]), torch.ones(3, 7), torch.tensor([4]), torch.tensor([0.5]).double(),

@@ -22,7 +22,7 @@ def test_masked_attention_is_cached_attention(
 ) -> None:
     q, k, v = drawn(ROWS, 4, 8), drawn(2, LENGTH, 8), drawn(2, LENGTH, 6)
     k_new, v_new = drawn(ROWS, 2, 8), drawn(ROWS, 2, 6)
-    old, new = ops.masks.default(POSITIONS, AT, None, window, LENGTH)
+    old, new = ops.masks.default(POSITIONS, AT, None, None, window, LENGTH)
     found = ops.masked_attention.default(q, k, v, k_new, v_new, old, new, 0.3, softcap, sinks)
     for cache, x in ((k, k_new), (v, v_new)):
         ops.cache_write.default(cache, x, AT)
@@ -33,9 +33,9 @@ def test_masked_attention_is_cached_attention(
 @pytest.mark.parametrize("count", [2, 3, 4])
 @pytest.mark.parametrize("window", [0, 3])
 def test_masks_of_shards_are_columns_of_the_whole(count: int, window: int) -> None:
-    old, new = ops.masks.default(POSITIONS, AT, None, window, LENGTH)
+    old, new = ops.masks.default(POSITIONS, AT, None, None, window, LENGTH)
     size = LENGTH // count
-    shards = [ops.masks.default(POSITIONS, AT, None, window, size, i * size) for i in range(count)]
+    shards = [ops.masks.default(POSITIONS, AT, None, None, window, size, i * size) for i in range(count)]
     torch.testing.assert_close(torch.cat([s[0] for s in shards], 1), old)
     torch.testing.assert_close(shards[0][1], new)
     assert all(bool((s[1] == HIDDEN).all()) for s in shards[1:]), "new rows are seen once"

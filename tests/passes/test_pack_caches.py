@@ -26,7 +26,7 @@ def test_a_commit_is_one_copy() -> None:
         toy.text(program, "verify_2"),
         """\
 fn verify_2(%tokens: i64[3], %positions: i64[3], %rows: i64[3]) {verify}:
-  %0 = specc.masks(%positions, %rows, None, 0, 16) : (f32[3, 16], f32[3, 3])
+  %0 = specc.masks(%positions, %rows, None, None, 0, 16) : (f32[3, 16], f32[3, 3])
   %1 = %0[0] : f32[3, 16]
   %2 = %0[1] : f32[3, 3]
   %3 = call verify_2.graph {graph}(%tokens, %positions, @table.0, @wte, $target.k.0, $target.v.0, @w0, @head, %1, %2) : (f32[3, 6], f32[3, 1, 4], f32[3, 1, 4])
@@ -42,7 +42,7 @@ fn verify_2(%tokens: i64[3], %positions: i64[3], %rows: i64[3]) {verify}:
         toy.text(rewritten, "verify_2"),
         """\
 fn verify_2(%tokens: i64[3], %positions: i64[3], %rows: i64[3]) {verify}:
-  %0 = specc.masks(%positions, %rows, None, 0, 16) : (f32[3, 16], f32[3, 3])
+  %0 = specc.masks(%positions, %rows, None, None, 0, 16) : (f32[3, 16], f32[3, 3])
   %1 = %0[0] : f32[3, 16]
   %2 = %0[1] : f32[3, 3]
   %3 = call verify_2.graph {graph}(%tokens, %positions, @table.0, @wte, $target.rows, @w0, @head, %1, %2) : (f32[3, 6], f32[3, 1, 8])

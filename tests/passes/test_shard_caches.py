@@ -59,7 +59,7 @@ def test_a_graph_ends_where_devices_exchange() -> None:
         toy.text(program, "verify_2"),
         """\
 fn verify_2(%tokens: i64[3], %positions: i64[3], %rows: i64[3]) {verify}:
-  %0 = specc.masks(%positions, %rows, None, 0, 16) : (f32[3, 16], f32[3, 3])
+  %0 = specc.masks(%positions, %rows, None, None, 0, 16) : (f32[3, 16], f32[3, 3])
   %1 = %0[0] : f32[3, 16]
   %2 = %0[1] : f32[3, 3]
   %3 = call verify_2.graph {graph}(%tokens, %positions, @table.0, @wte, $target.rows, @w0, @head, %1, %2) : (f32[3, 6], f32[3, 1, 8])
@@ -79,12 +79,12 @@ fn verify_2(%tokens: i64[3], %positions: i64[3], %rows: i64[3]) {verify}:
   %3 = %0[2] : f32[3, 1, 4]
   %4 = %0[3] : f32[3, 1, 4]
   %5 = %0[4] : f32[3, 1, 8]
-  %6 = specc.masks(%positions, %rows, None, 0, 8, 0) : (f32[3, 8], f32[3, 3])
+  %6 = specc.masks(%positions, %rows, None, None, 0, 8, 0) : (f32[3, 8], f32[3, 3])
   %7 = %6[0] : f32[3, 8]
   %8 = %6[1] : f32[3, 3]
   %9 = call verify_2.attend_0 {graph}(%4, %2, %3, $target.shard_0.rows, %7, %8) : (f32[1, 1, 3, 6])
   %10 = %9[0] : f32[1, 1, 3, 6]
-  %11 = specc.masks(%positions, %rows, None, 0, 8, 8) : (f32[3, 8], f32[3, 3])
+  %11 = specc.masks(%positions, %rows, None, None, 0, 8, 8) : (f32[3, 8], f32[3, 3])
   %12 = %11[0] : f32[3, 8]
   %13 = %11[1] : f32[3, 3]
   %14 = call verify_2.attend_0 {graph}(%4, %2, %3, $target.shard_1.rows, %12, %13) : (f32[1, 1, 3, 6])

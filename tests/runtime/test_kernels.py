@@ -192,8 +192,17 @@ def test_masks_are_the_dialects(model, window, tree):
     more = [np.array([-1, 0, 1, 1])] if tree else []
     found = model.run("specc.masks", positions, rows, *more, attrs=[window, 12], outputs=2)
     tensors = [torch.from_numpy(a) for a in (positions, rows, *more)]
-    want = ops.masks(*tensors, *([] if tree else [None]), window, 12)
+    want = ops.masks(*tensors, *([] if tree else [None]), None, window, 12)
     assert [bits(a) for a in found] == [bits(b.numpy()) for b in want]
+
+
+def test_masks_of_a_block_are_the_dialects(model):
+    """Rows that all see up to the last, and write others than that."""
+    last = [np.array([6, 6, 6]), np.array([8, 8, 8]), np.array([-1, -1, -1]), np.array([6, 7, 8])]
+    for window in (0, 4):
+        found = model.run("specc.masks", *last, attrs=[window, 12], outputs=2)
+        want = ops.masks(*map(torch.from_numpy, last), window, 12)
+        assert [bits(a) for a in found] == [bits(b.numpy()) for b in want]
 
 
 @pytest.mark.parametrize("first", [0, 4, 8])
@@ -201,7 +210,7 @@ def test_masks_are_the_dialects(model, window, tree):
 def test_masks_of_a_shard_are_the_dialects(model, window, first):
     positions, rows = np.array([7, 8, 8]), np.array([9, 10, 10])
     found = model.run("specc.masks", positions, rows, attrs=[window, 4, first], outputs=2)
-    want = ops.masks(torch.from_numpy(positions), torch.from_numpy(rows), None, window, 4, first)
+    want = ops.masks(torch.from_numpy(positions), torch.from_numpy(rows), None, None, window, 4, first)
     assert [bits(a) for a in found] == [bits(b.numpy()) for b in want]
 
 

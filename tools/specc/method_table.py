@@ -62,9 +62,9 @@ TABLE: Mapping[str, Method] = {
         Drafts.TRAINED, graphs=True, cuda=True,
         not_in_mlc="its eagle mode passes on one stream, and an MTP layer reads two",
     ),
-    "dflash": Method(Drafts.TRAINED, cuda=True, not_in_mlc=_A_TOKEN_A_STEP),
-    "dspark": Method(Drafts.TRAINED, cuda=True, not_in_mlc=_A_TOKEN_A_STEP),
-    "medusa": Method(Drafts.TRAINED, cuda=True),
+    "dflash": Method(Drafts.TRAINED, graphs=True, cuda=True, not_in_mlc=_A_TOKEN_A_STEP),
+    "dspark": Method(Drafts.TRAINED, graphs=True, cuda=True, not_in_mlc=_A_TOKEN_A_STEP),
+    "medusa": Method(Drafts.TRAINED, graphs=True, cuda=True),
 }  # fmt: skip
 
 METHODS = tuple(TABLE)

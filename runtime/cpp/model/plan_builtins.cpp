@@ -119,8 +119,10 @@ Status run_pad_rows(const Call& call) {  // x; attrs: count
   return made ? kOk : 1;
 }
 
-Status run_masks(const Call& call) {  // positions, rows[, parents]; attrs: window, cache rows[, the first of them]
-  if (expect("specc.masks", call, call.n_in == 3 ? 3 : 2, 2, call.n_attrs == 3 ? 3 : 2) != kOk) return 1;
+// positions, rows[, parents[, rows that are written]]; attrs: window, cache rows[, the first of them]
+Status run_masks(const Call& call) {
+  const int32_t given = std::clamp(call.n_in, 2, 4);
+  if (expect("specc.masks", call, given, 2, call.n_attrs == 3 ? 3 : 2) != kOk) return 1;
   for (int32_t i = 0; i < call.n_in; i++) {
     if (expect_tensor("specc.masks", call.in[i], SPECC_I64, call.in[0]->numel()) != kOk) return 1;
   }
@@ -131,14 +133,15 @@ Status run_masks(const Call& call) {  // positions, rows[, parents]; attrs: wind
   const int64_t from = shard ? call.attrs[2] : 0;
   const int64_t* positions = call.in[0]->data<int64_t>();
   const int64_t* rows = call.in[1]->data<int64_t>();
-  const int64_t* parents = call.n_in == 3 ? call.in[2]->data<int64_t>() : nullptr;
+  const int64_t* parents = call.n_in >= 3 ? call.in[2]->data<int64_t>() : nullptr;
+  const int64_t* own_rows = call.n_in == 4 ? call.in[3]->data<int64_t>() : rows;
   const int64_t old_sizes[] = {count, length}, new_sizes[] = {count, count};
   call.out[0] = new_empty(SPECC_F32, 2, old_sizes);
   call.out[1] = new_empty(SPECC_F32, 2, new_sizes);
   if (call.out[0] == nullptr || call.out[1] == nullptr) return 1;
   std::fill_n(call.out[0]->data<float>(), count * length, kHidden);
   std::fill_n(call.out[1]->data<float>(), count * count, kHidden);
-  const auto [lowest, highest] = std::minmax_element(rows, rows + count);
+  const auto [lowest, highest] = std::minmax_element(own_rows, own_rows + count);
   std::vector<std::vector<int64_t>> seen(static_cast<size_t>(count));
   for (int64_t t = 0; t < count; t++) {
     const int64_t parent = parents == nullptr ? -1 : parents[t];
@@ -156,12 +159,13 @@ Status run_masks(const Call& call) {  // positions, rows[, parents]; attrs: wind
     const size_t skipped = window > 0 && mine.size() > static_cast<size_t>(window) ? mine.size() - window : 0;
     for (size_t i = skipped; i < mine.size(); i++) {
       const bool within = *lowest <= mine[i] && mine[i] <= *highest;
-      const int64_t* const own = within ? std::find(rows, rows + count, mine[i]) : rows + count;  // the first of equals
-      if (own == rows + count) {
+      const int64_t* const end = own_rows + count;
+      const int64_t* const own = within ? std::find(own_rows, end, mine[i]) : end;  // the first of equals
+      if (own == end) {
         const int64_t at = mine[i] - from;
         if (at >= 0 && at < length) call.out[0]->data<float>()[t * length + at] = 0;
       } else if (from == 0) {  // new rows are seen by one shard, the first
-        call.out[1]->data<float>()[t * count + (own - rows)] = 0;
+        call.out[1]->data<float>()[t * count + (own - own_rows)] = 0;
       }
     }
   }
