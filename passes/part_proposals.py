@@ -114,7 +114,11 @@ class _Parts:
         builder, values = Builder(), dict[fx.Node, fx.Node]()
         for node in self.function.inputs:
             values[node] = builder.input(node.name, type_of(node))
-        between = [n for n in old.nodes if n.op in ("call_function", "call_module") and n not in self.inside]
+        between = [
+            n
+            for n in old.nodes
+            if n.op in ("call_function", "call_module") and n not in self.inside
+        ]
         for level in range(max(self.level.values()) + 1):
             for node in (n for n in between if self.level[n] == level):
                 values[node] = builder.graph.node_copy(node, lambda n: builder.taken(n, values))
@@ -127,8 +131,12 @@ class _Parts:
 
     def _call(self, step: list[fx.Node], builder: Builder, values: dict[fx.Node, fx.Node]) -> None:
         own = set(step)
-        taken = _once(n for node in step for n in node.all_input_nodes if n not in own and not _is_constant(n))
-        given = [n for n in step if "type" in n.meta and n.op == "call_function" and set(n.users) - own]
+        taken = _once(
+            n for node in step for n in node.all_input_nodes if n not in own and not _is_constant(n)
+        )
+        given = [
+            n for n in step if "type" in n.meta and n.op == "call_function" and set(n.users) - own
+        ]
         function = self._shared(self._step(step, taken, given))
         results = builder.call(function, [values[n] for n in taken])
         values.update(zip(given, results, strict=True))

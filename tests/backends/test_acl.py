@@ -24,7 +24,7 @@ from tests.ir.importers.drafters import synthetic, synthetic_mtp
 
 PROMPT = [7, 21, 14, 7, 21, 29, 15, 7, 21]
 NEW = 16
-METHODS = ("ngram", "draft_model", "layerskip", "eagle3", "mtp", "dflash", "dspark", "medusa")
+METHODS = ("ngram", "draft_model", "layerskip", "eagle3", "mtp", "dflash", "dspark")
 """`none` is K = 0 of each."""
 TAPS = [0, 3, 6]
 DRAFTERS: dict[str, Callable[[Path, Any], Path]] = {
@@ -32,7 +32,6 @@ DRAFTERS: dict[str, Callable[[Path, Any], Path]] = {
     "mtp": synthetic_mtp.speculators,
     "dflash": lambda folder, target: synthetic.zlab_dflash(folder, target, taps=TAPS),
     "dspark": lambda folder, target: synthetic.deepspec_dspark(folder, target, TAPS, markov="rnn"),
-    "medusa": lambda folder, target: synthetic.medusa(folder, target, heads=4),
 }
 SANITIZE = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 

@@ -165,7 +165,8 @@ WRONG = [
     ("--opset 15", "E0104"),
     ("--graph-dtype f16", "E0104"),
     ("--device onnx --quant int8", "E0104"),
-    ("--device onnx --method dflash", "E0104"),
+    ("--device onnx --method eagle:adaptive", "E0104"),
+    ("--device onnx --method dspark --tree 8", "E0104"),
     ("--device onnx --kv-cache-dtype bf16", "E0104"),
     ("--device onnx --backend reference", "E0104"),
 ]

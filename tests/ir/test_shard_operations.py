@@ -35,7 +35,9 @@ def test_masked_attention_is_cached_attention(
 def test_masks_of_shards_are_columns_of_the_whole(count: int, window: int) -> None:
     old, new = ops.masks.default(POSITIONS, AT, None, None, window, LENGTH)
     size = LENGTH // count
-    shards = [ops.masks.default(POSITIONS, AT, None, None, window, size, i * size) for i in range(count)]
+    shards = [
+        ops.masks.default(POSITIONS, AT, None, None, window, size, i * size) for i in range(count)
+    ]
     torch.testing.assert_close(torch.cat([s[0] for s in shards], 1), old)
     torch.testing.assert_close(shards[0][1], new)
     assert all(bool((s[1] == HIDDEN).all()) for s in shards[1:]), "new rows are seen once"

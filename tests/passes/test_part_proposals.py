@@ -107,7 +107,9 @@ fn propose_2.step_1(%logits: f32[1, 6], %tokens: i64[1], %hidden: f32[1, 4]) {dr
 def test_a_step_comes_behind_what_writes_the_state_that_it_reads() -> None:
     """P-EAGLE's mask rows see what draft_first has just written."""
     program = PartProposals()(toy.after("fuse-round", method="peagle")).program
-    calls = [str(n.target) for n in program.functions["propose_2"].graph.nodes if n.op == "call_module"]
+    calls = [
+        str(n.target) for n in program.functions["propose_2"].graph.nodes if n.op == "call_module"
+    ]
     assert calls == ["draft_first", "propose_2.step_0"]
 
 
@@ -121,7 +123,11 @@ def test_rounds_say_the_same(method: str) -> None:
         assert generate(parted, PROMPT, 6, [2, 0], heat=heat, depth=depth) == want
     for function in parted.functions.values():
         nodes = function.graph.nodes
-        leaves = [n for n in nodes if n.op == "call_module" and parted.functions[str(n.target)].role is Role.LEAF]
+        leaves = [
+            n
+            for n in nodes
+            if n.op == "call_module" and parted.functions[str(n.target)].role is Role.LEAF
+        ]
         assert not leaves or not any(n.target is ops.accept.default for n in nodes)
 
 

@@ -210,7 +210,9 @@ def test_masks_of_a_block_are_the_dialects(model):
 def test_masks_of_a_shard_are_the_dialects(model, window, first):
     positions, rows = np.array([7, 8, 8]), np.array([9, 10, 10])
     found = model.run("specc.masks", positions, rows, attrs=[window, 4, first], outputs=2)
-    want = ops.masks(torch.from_numpy(positions), torch.from_numpy(rows), None, None, window, 4, first)
+    want = ops.masks(
+        torch.from_numpy(positions), torch.from_numpy(rows), None, None, window, 4, first
+    )
     assert [bits(a) for a in found] == [bits(b.numpy()) for b in want]
 
 
