@@ -51,7 +51,7 @@ def compile_all(
         stamp.write_text(made)
         return made
 
-    with ThreadPoolExecutor(_at_once(jobs, into)) as pool:
+    with ThreadPoolExecutor(at_once(jobs, into)) as pool:
         found = dict(zip((j.name for j in jobs), pool.map(one, jobs), strict=True))
     (work / OUTPUT / CHIP).write_text(f"{soc}\n")
     shutil.copytree(work / OUTPUT, into / OUTPUT, dirs_exist_ok=True)
@@ -76,7 +76,7 @@ def _key(cann: Cann, jobs: Sequence[Job], soc: str, into: Path) -> str:
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
 
 
-def _at_once(jobs: Sequence[Job], into: Path) -> int:
+def at_once(jobs: Sequence[Job], into: Path) -> int:
     """How many atc fit into memory side by side: each holds all weights, twice while it converts them."""
     weights = sum(p.stat().st_size for p in (into / "graphs").glob("weight_*"))
     try:

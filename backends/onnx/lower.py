@@ -133,6 +133,10 @@ def _ascend(
     if cann is None:
         return files
     progress.note(f"{cann}; specc has not verified what it makes on any NPU")
+    if others := cann.lacks_operators(soc):
+        progress.note(
+            f"there are no operators for {soc}, whose ops package may be missing; there are for: {others}"
+        )
     made = ascend.compile_all(cann, jobs, soc, into, progress)
     facts |= {"state": "om", "cann": cann.version, "om": made}
     folder = into / ascend.OUTPUT

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ from specc.backends.onnx import ascend
 from specc.backends.onnx.atc import Job, arguments, compile_model, parse
 from specc.cann import Cann, find_cann, find_runtime
 from specc.errors import BackendError
-from specc.progress import SilentProgress
+from specc.progress import JsonProgress, SilentProgress
 
 SOC = "Ascend910B3"
 JOB = Job(
@@ -170,6 +171,18 @@ def test_cann_is_found(tmp_path: Path, environment: Mapping[str, str], found: st
     assert (cann and cann.version) == found
 
 
+@pytest.mark.parametrize(("soc", "lacks"), [
+    ("Ascend910B3", ""), ("Ascend910_9391", "ascend310p, ascend910b"), ("Ascend310P3", ""),
+    ("Ascend310B4", "ascend310p, ascend910b"),
+])  # fmt: skip
+def test_ops_packages_are_looked_for(tmp_path: Path, soc: str, lacks: str) -> None:
+    cann = fake(tmp_path, "")
+    assert cann.lacks_operators(soc) == "", "before 8.5 all come with the toolkit, in other places"
+    for family in ("ascend910b", "ascend310p"):
+        (tmp_path / "cann/opp/built-in/op_impl/ai_core/tbe/config" / family).mkdir(parents=True)
+    assert cann.lacks_operators(soc) == lacks
+
+
 def test_what_runs_oms_is_found(tmp_path: Path) -> None:
     library = tmp_path / "cann/lib64/libascendcl.so"
     assert find_runtime({"ASCEND_HOME_PATH": str(tmp_path / "cann")}) is None
@@ -217,6 +230,26 @@ def test_compiling_goes_on_where_it_failed(artifact: Path, tmp_path: Path) -> No
     }
     assert (artifact / "om/weight/weight_0a").is_file()
     assert not work.exists()
+
+
+def test_each_model_is_told_when_it_begins_and_when_it_is_done(
+    artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ascend.compile_all(fake(tmp_path, GOOD), JOBS, SOC, artifact, JsonProgress())
+    told = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    for kind in ("phase_begin", "phase_end"):
+        said = {event["phase"] for event in told if event["event"] == kind}
+        assert said == {f"atc {job.name} for {SOC}" for job in JOBS}
+
+
+def test_as_many_at_once_as_memory_holds(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(64)))
+    many = [Job(f"verify_{k}.graph", "", {}) for k in range(40)]
+    assert 1 <= ascend.at_once(many, artifact) <= 32, "half of the processors"
+    assert ascend.at_once(many[:1], artifact) == 1
+    with (artifact / "graphs/weight_0b").open("wb") as file:
+        file.truncate(1 << 42)  # sparse: 4 TiB that no machine holds
+    assert ascend.at_once(many, artifact) == 1
 
 
 def test_the_script_does_the_same_and_goes_on(artifact: Path, tmp_path: Path) -> None:

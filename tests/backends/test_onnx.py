@@ -51,8 +51,10 @@ def _emitted(
     return files, weights
 
 
-def _played(program: SpeculativeProgram, files: Mapping[str, Path]) -> SpeculativeProgram:
-    """`program` with leaves that onnxruntime runs."""
+def _played(
+    program: SpeculativeProgram, files: Mapping[str, Path], off: dict[str, float] | None = None
+) -> SpeculativeProgram:
+    """`program` with leaves that onnxruntime runs. `off`: gets how far a result of each is off torch's at most."""
     leaves = []
     for leaf, bound in lower.graphs_of(program):
         session = onnxruntime.InferenceSession(
@@ -63,8 +65,12 @@ def _played(program: SpeculativeProgram, files: Mapping[str, Path]) -> Speculati
         wanted = [i.name not in bound for i in inputs]
         for copy, node in zip(inputs, leaf.inputs, strict=True):
             copy.meta["type"] = type_of(node)
+        caller = _caller(session)
+        if off is not None:
+            weights = {n: program.weights[w].load() for n, w in bound.items()}
+            caller = _beside(caller, leaf, weights, off)
         call = graph.call_function(
-            _caller(session), tuple(i for i, w in zip(inputs, wanted, strict=True) if w)
+            caller, tuple(i for i, w in zip(inputs, wanted, strict=True) if w)
         )
         results = [
             graph.call_function(operator.getitem, (call, i)) for i in range(len(leaf.outputs))
@@ -83,6 +89,32 @@ def _caller(session: onnxruntime.InferenceSession) -> Any:
     return call
 
 
+def _beside(
+    run: Any, leaf: Function, weights: Mapping[str, torch.Tensor], off: dict[str, float]
+) -> Any:
+    """`run`, and the same graph in torch on the same values."""
+    eager = fx.GraphModule({}, leaf.graph)
+
+    def call(*args: torch.Tensor) -> list[torch.Tensor]:
+        found, given = run(*args), iter(args)
+        with torch.no_grad():
+            want = eager(
+                *(weights[n.name] if n.name in weights else next(given) for n in leaf.inputs)
+            )
+        for a, b in zip(found, want, strict=True):
+            most = float((a.double() - b.double()).abs().max())
+            off[leaf.name] = max(off.get(leaf.name, 0.0), most)
+        return list(found)
+
+    return call
+
+
+def _assert_near(off: Mapping[str, float], program: SpeculativeProgram) -> None:
+    """Every graph was run, and nothing that it gave is off torch's by more than 1e-4."""
+    assert set(off) == {leaf.name for leaf, _ in lower.graphs_of(program)}
+    assert max(off.values()) < 1e-4, off
+
+
 @pytest.mark.parametrize("family", TEN)
 def test_families_say_what_transformers_says(family: str, tmp_path: Path) -> None:
     kind, values = FAMILIES[family]
@@ -93,11 +125,12 @@ def test_families_say_what_transformers_says(family: str, tmp_path: Path) -> Non
     program = pipelines.as_graphs(pipelines.host("ngram", SHAPE, {}))(import_model(model, family))
     files, _ = _emitted(program, tmp_path)
     right = lambda text, k: (want[len(text) :] + [0] * k)[:k]  # noqa: E731
-    tokens, rounds = generate(
-        _played(program, files), PROMPT, NEW, [2, 0], drafts=right, poison=1e3
-    )
+    off: dict[str, float] = {}
+    played = _played(program, files, off)
+    tokens, rounds = generate(played, PROMPT, NEW, [2, 0], drafts=right, poison=1e3)
     assert tokens == want[len(PROMPT) :]
     assert rounds[0] == (2, 2)
+    _assert_near(off, program)
     for file in files.values():
         used = {n.op_type for n in onnx.load(file, load_external_data=False).graph.node}
         assert not [why for op in used if (why := table.refusal(op, 15))]

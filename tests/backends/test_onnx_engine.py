@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
+from bench.graphs import compare, passed
 from specc.cli import main
 from specc.errors import ArtifactError, SpeccError
 from specc.runtime import Artifact, Manifest
@@ -179,3 +181,30 @@ def test_wrong_flags(
     method = [] if "--method" in flags else ["--method", "ngram"]
     assert main(["compile", "m", *method, *flags.split(), "-o", str(tmp_path / "a")]) == 2
     assert f"SPECC-{code}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["without_cann", "with_fake_cann"])
+def test_bench_compares_every_function_with_eager(
+    name: str, request: pytest.FixtureRequest, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Logits behind a prefill within 1e-4, tokens, and what a drafter in the graph proposes. A wrong model fails."""
+    monkeypatch.setenv("SPECC_EXECUTOR", "onnxruntime")
+    asked = [PROMPT, PROMPT[::-1], [9, 8, 7, 9, 8]]
+    target = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+
+    def eager(tokens: torch.Tensor) -> torch.Tensor:
+        return target(tokens[None]).logits[0]
+
+    with Artifact.load(request.getfixturevalue(name)) as engine:
+        found = compare(engine, eager, asked, 8, lambda n: None, other=engine)
+        assert passed(found)
+        assert (found["prompts"], found["tokens"], found["equal"]) == (3, 24, 24)
+        assert sorted(found["most_off_eager"]) == ["verify_0", "verify_2", "verify_4"]
+        assert max(found["most_off_eager"].values()) < 1e-4
+        assert found["same_texts"] == 3
+        proposed = 0 if name == "without_cann" else 3 * (2 + 4)
+        assert found["same_drafts"] == {"proposed": proposed, "equal": proposed}
+        if proposed:  # the drafter is the target
+            assert found["tokens_a_round"] > 2
+            assert compare(engine, eager, asked, 8, lambda n: None, above=5)["left_out"] == 3
+        assert not passed(compare(engine, lambda x: -eager(x), asked[:1], 4, lambda n: None))

@@ -7,6 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -196,18 +197,25 @@ def in_one_pass(
 
 
 @app.command
-def graphs(artifact: Path, /, *, count: int = 40, max_tokens: int = 32, threads: int = 0) -> int:
+def graphs(
+    artifact: Path, /, *, count: int = 40, max_tokens: int = 32,
+    asked: Annotated[Path | None, Parameter("--prompts")] = None, above: float = 0,
+    against: Path | None = None, threads: int = 0,
+) -> int:  # fmt: skip
     """An artifact of graphs (--device onnx) against the original model, on prompts that are copied.
 
     Prints JSON: how far the logits of each function are off eager's, tokens with drafts and without. Exit code 1 if
-    tokens differ or logits are too far off.
+    tokens differ by more than rounding, or logits are too far off.
 
     Example: python -m bench graphs smol.onnx.specc
 
     Args:
         artifact: Directory that `specc compile --device onnx` made.
-        count: Prompts.
+        count: Prompts, at most.
         max_tokens: New tokens of each.
+        asked: File of prompts, as for `specc bench`; left out: texts to be copied.
+        above: Leave out prompts with no more tokens a round than this.
+        against: Another artifact of the same model and method, whose tokens and drafts are compared, too.
         threads: Of onnxruntime; 0 takes the physical cores this process may use.
     """
     flags.threads(threads)
@@ -217,12 +225,17 @@ def graphs(artifact: Path, /, *, count: int = 40, max_tokens: int = 32, threads:
     from specc.original import load_original
 
     progress = TerminalProgress()
-    with Artifact.load(artifact, threads) as loaded:
+    with ExitStack() as stack:
+        loaded = stack.enter_context(Artifact.load(artifact, threads))
+        other = against and stack.enter_context(Artifact.load(against, threads))
         eager = load_original(loaded.manifest, None, progress)
-        ids = copying(loaded, count)
+        if asked is None:
+            ids = copying(loaded, count)
+        else:
+            ids = [p.ids(loaded, max_tokens) for p in prompts.from_file(asked)[:count]]
         found = compare(
-            loaded, eager, ids, max_tokens, lambda n: output.say(f"prompt {n} of {count}")
-        )
+            loaded, eager, ids, max_tokens, lambda n: output.say(f"prompt {n} of {len(ids)}"), other, above
+        )  # fmt: skip
     output.emit(found)
     return output.EXIT_OK if passed(found) else output.EXIT_FAILURE
 

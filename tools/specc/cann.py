@@ -13,6 +13,9 @@ _HOMES = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME")
 """What CANN's set_env.sh sets, from 8.5 on and before."""
 
 _RUNTIME = "libascendcl.so"
+_OPERATORS = "opp/built-in/op_impl/ai_core/tbe/config"
+"""Has a folder for each family of chips whose ops package is installed, as in ascend910b."""
+
 _VERSIONS = (
     "compiler/version.info",
     "version.info",
@@ -28,6 +31,21 @@ class Cann:
     atc: Path
     home: Path | None
     version: str
+
+    def lacks_operators(self, soc: str) -> str:
+        """Which families of chips have operators here, if that of `soc` has none; empty if it has, or nobody can know.
+
+        From CANN 8.5 on they come in packages of their own, which stand beside the toolkit.
+        """
+        folder = self.home / _OPERATORS if self.home else None
+        if folder is None or not folder.is_dir():
+            return ""
+        families = sorted(f.name for f in folder.iterdir() if f.is_dir())
+        return (
+            ""
+            if any(soc.lower().startswith(f) for f in families)
+            else ", ".join(families) or "none"
+        )
 
     def __str__(self) -> str:
         return f"CANN {self.version or 'of unknown version'}, {self.atc}"
