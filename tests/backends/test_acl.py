@@ -151,9 +151,10 @@ def test_tokens_and_acceptance(
     assert {k: generate(path, k) for k in (0, 2, 4)} == found
 
 
-WHOLE = {
-    "sampled": {"temperature": 0.8, "seed": 5},
-    "penalised": {"options": {"repetition_penalty": 1.3}},
+WHOLE: dict[str, tuple[str, dict[str, Any]]] = {
+    "sampled": ("draft_model", {"temperature": 0.8, "seed": 5}),
+    "penalised": ("draft_model", {"options": {"repetition_penalty": 1.3}}),
+    "sampled between graphs": ("dspark", {"temperature": 0.8, "seed": 5}),
 }
 """What needs whole logits, in rounds and in pieces of them."""
 
@@ -162,7 +163,8 @@ WHOLE = {
 def test_who_needs_logits_fetches_them(
     name: str, artifacts: Artifacts, wanted: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, options = artifacts.of("draft_model"), WHOLE[name]
+    method, options = WHOLE[name]
+    path = artifacts.of(method)
     found = generate(path, 4, **options)[0]
     assert found != wanted
     assert found == generate(path, 0, **options)[0]

@@ -134,7 +134,7 @@ def _drafts(artifact: Artifact, k: int, told: Sequence[int]) -> list[int]:
     with artifact.session() as session:
         session.append(told)
         if manifest.drafter.extend:
-            _extend(session, manifest.drafter.extend, told, manifest.prefill_chunk)
+            _extend(session, manifest.drafter.extend, told, manifest.model.prefill_chunk)
         inputs = {v.name: known[v.name] for v in manifest.functions[propose].inputs}
         return [int(t) for t in session.run(propose, inputs).tolist()]
 
