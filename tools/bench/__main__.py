@@ -227,7 +227,9 @@ def graphs(
     progress = TerminalProgress()
     with ExitStack() as stack:
         loaded = stack.enter_context(Artifact.load(artifact, threads))
-        other = against and stack.enter_context(Artifact.load(against, threads))
+        other = None
+        if against is not None:
+            other = stack.enter_context(Artifact.load(against, threads))
         eager = load_original(loaded.manifest, None, progress)
         if asked is None:
             ids = copying(loaded, count)
