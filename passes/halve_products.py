@@ -59,8 +59,9 @@ class HalveProducts(Pass):
     def requires(self, program: SpeculativeProgram) -> None:
         for function in program.functions.values():
             call = graph_call(function)
+            masked = any(n.target is ops.masks.default for n in function.graph.nodes)
             need(
-                call is None or call.meta["writes"] or not function.outputs or self._is_halved(program, call.target),
+                call is None or not masked or self._is_halved(program, call.target),
                 "attention is written out already", "halve-products before delta-caches",
             )  # fmt: skip
 
