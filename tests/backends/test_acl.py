@@ -383,33 +383,19 @@ def test_it_says_that_nobody_saw_it_on_an_npu(artifacts: Artifacts) -> None:
     assert (manifest.graphs.state, manifest.graphs.verified_on_npu) == ("om", False)
 
 
-FAILURES = (
-    "aclrtMalloc:207001:2", "aclmdlLoadWithConfig:545001:2", "aclmdlExecuteAsync:507011:4",
-    "aclrtSynchronizeStream:507015:4",
-)  # fmt: skip
 LOOP = """
-import json, os, sys
+import json, sys
 from pathlib import Path
-from specc.errors import SpeccError
 from specc.runtime import Artifact
 from tests.backends.acl.double import LIVING, Double
 double = Double(Path(sys.argv[1]))
 found = {}
 for path in sys.argv[2:]:
     for k in (0, 2, 4, -1):
-        os.environ["SPECC_NPU_POOL"] = "256" if k == 4 else ""
         with Artifact.load(path) as engine:
             made = engine.generate(PROMPT, max_tokens=NEW, num_speculative_tokens=k, ignore_eos=True)
             found[f"{Path(path).stem} {k}"] = list(made.token_ids)
-codes = []
-for plan in FAILURES:
-    os.environ["SPECC_DOUBLE_FAIL"] = plan
-    try:
-        with Artifact.load(sys.argv[2]) as engine:
-            engine.generate(PROMPT, max_tokens=NEW, num_speculative_tokens=2)
-    except SpeccError as error:
-        codes.append(error.code)
-print(json.dumps({"found": found, "codes": codes, "living": double.counts(LIVING)}))
+print(json.dumps({"found": found, "living": double.counts(LIVING)}))
 """
 
 
@@ -424,7 +410,7 @@ def test_the_whole_loop_under_sanitizers(
         for n in ("libasan.so", "libubsan.so")
     ]  # fmt: skip
     done = subprocess.run(
-        [sys.executable, "-c", f"{PROMPT=}\n{NEW=}\n{FAILURES=}\n{LOOP}", str(home), *map(str, paths)],
+        [sys.executable, "-c", f"{PROMPT=}\n{NEW=}\n{LOOP}", str(home), *map(str, paths)],
         capture_output=True, text=True, cwd=ROOT,
         env={
             **os.environ, "ASCEND_HOME_PATH": str(home), "LD_PRELOAD": " ".join(preload),
@@ -436,7 +422,6 @@ def test_the_whole_loop_under_sanitizers(
     report = json.loads(done.stdout)
     assert set(report["living"].values()) == {0}
     assert report["found"] == dict.fromkeys(report["found"], wanted)
-    assert report["codes"] == ["SPECC-E0608", "SPECC-E0511", "SPECC-E0611", "SPECC-E0611"]
     assert len(report["found"]) == 4 * len(paths)
 
 
