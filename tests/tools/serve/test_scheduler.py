@@ -74,7 +74,7 @@ class Stage:
 
     def wait(self, count: int) -> None:
         for _ in range(count):
-            assert self._over.acquire(timeout=30)
+            assert self._over.acquire(timeout=120)
 
     def counts(self, name: str) -> dict[str, float]:
         """Of a metric, by its second label."""
@@ -195,8 +195,18 @@ def test_what_fails_does_not_touch_the_others(stage: Make, artifact: Artifact) -
     assert on.scheduler.alive
 
 
-@pytest.mark.parametrize("where", ["read", "turned", "ended", "deliver"])
-def test_a_fault_in_telling_one_text_ends_that_alone(
+class _Broken:
+    """A grammar whose mask fails in a way that nobody foresaw."""
+
+    def mask(self) -> Callable[..., int]:
+        def call(*_: object) -> int:
+            raise ZeroDivisionError("a fault of our own")
+
+        return call
+
+
+@pytest.mark.parametrize("where", ["grammar", "read", "turned", "ended", "deliver"])
+def test_a_fault_in_one_text_ends_that_alone(
     stage: Make, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     on = stage(capacity=2)
@@ -205,7 +215,8 @@ def test_a_fault_in_telling_one_text_ends_that_alone(
         if job is bad:
             raise ZeroDivisionError("a fault of our own")
 
-    bad = on.job(fail if where == "deliver" else None)
+    grammar = {"grammar": _Broken()} if where == "grammar" else {}
+    bad = on.job(fail if where == "deliver" else None, **grammar)
     good = on.job()
     if where == "read":
         monkeypatch.setattr(bad, "read", lambda progress: fail(bad))

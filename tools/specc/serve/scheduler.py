@@ -8,11 +8,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from specc.errors import RequestError, SpeccError
 from specc.runtime import Logprobs, Stats
-from specc.serve.slots import Ask, Progress, Slots
+from specc.serve.slots import Ask, Progress, Slot, Slots
 from specc.streaming import StopStrings, TextStream
 
 _LOG = logging.getLogger(__name__)
@@ -73,7 +73,10 @@ class Job:
         return Event(text, tokens, finish, progress.logprobs[:seen])
 
 
-def _internal(failure: Exception) -> SpeccError:
+def _told(failure: Exception) -> SpeccError:
+    if isinstance(failure, SpeccError):
+        return failure
+    _LOG.error("internal error", exc_info=failure)
     return SpeccError(
         "SPECC-E0100", f"internal error: {type(failure).__name__}: {failure}", cure="report it"
     )
@@ -102,7 +105,7 @@ class Scheduler:
     def __init__(self, slots: Slots, observer: Observer, most_waiting: int) -> None:
         self._slots, self._observer, self._most_waiting = slots, observer, most_waiting
         self._waiting: deque[Job] = deque()
-        self._running: dict[Any, Job] = {}
+        self._running: dict[Slot, Job] = {}
         self._changed = threading.Condition()
         self._stopping = False
         self._thread = threading.Thread(target=self._work, name="specc-scheduler", daemon=True)
@@ -161,21 +164,18 @@ class Scheduler:
                 self._admit()
                 for slot, progress in self._slots.turn(list(self._running)):
                     job = self._running[slot]
-                    if isinstance(progress, SpeccError):
-                        self._fail(job, progress)
+                    if isinstance(progress, Exception):
+                        self._fail(job, _told(progress))
                         self._close(slot)
                         continue
                     try:
                         self._tell(slot, job, progress)
-                    except (
-                        Exception
-                    ) as failure:  # of reading or telling this text, not of the others
-                        _LOG.exception("a text could not be told")
-                        self._fail(job, _internal(failure))
+                    except Exception as failure:  # of reading or telling this text, not of others
+                        self._fail(job, _told(failure))
                         if slot in self._running:
                             self._close(slot)
         except Exception as failure:  # nobody may wait for ever; /health tells
-            error = _internal(failure)
+            error = _told(failure)
             raise
         finally:
             self._abandon(error)
@@ -218,7 +218,7 @@ class Scheduler:
             try:
                 self._running[self._slots.open(job.ask)] = job
             except Exception as error:
-                self._fail(job, error if isinstance(error, SpeccError) else _internal(error))
+                self._fail(job, _told(error))
                 self._end(job)
 
     def _overdue(self, job: Job) -> bool:
@@ -234,7 +234,7 @@ class Scheduler:
             job.reason = "timeout"
         return bool(job.reason)
 
-    def _tell(self, slot: Any, job: Job, progress: Progress) -> None:
+    def _tell(self, slot: Slot, job: Job, progress: Progress) -> None:
         event, seen = job.read(progress)
         self._observer.turned(job, progress, seen)
         if seen:
@@ -253,7 +253,7 @@ class Scheduler:
         except Exception:  # whoever listened is gone
             _LOG.exception("an error could not be told")
 
-    def _close(self, slot: Any) -> None:
+    def _close(self, slot: Slot) -> None:
         job = self._running[slot]
         job.stats = slot.stats
         slot.close()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
 
-from specc.errors import RequestError, SpeccError
+from specc.errors import RequestError
 from specc.grammar import Grammar
 from specc.runtime import ADAPTIVE, Artifact, Logprobs, Manifest, Option, Session, Stats
 from specc.runtime.draft_client import LATE, DraftClient
@@ -82,14 +82,15 @@ class Slots(Protocol):
         """How many may be open at once."""
         ...
 
-    def open(self, ask: Ask) -> Any:
+    def open(self, ask: Ask) -> Slot:
         """A slot for `ask`; raises RequestError (SPECC-E0608) if its state cannot be had."""
         ...
 
-    def turn(self, slots: Sequence[Any]) -> Iterator[tuple[Any, Progress | SpeccError]]:
+    def turn(self, slots: Sequence[Any]) -> Iterator[tuple[Any, Progress | Exception]]:
         """One turn of each slot, told as soon as it is known.
 
-        The caller may close a slot between two of them. A slot that failed takes no further turn.
+        The caller may close a slot between two of them. A slot whose turn failed, with the exception told, takes no
+        further one.
         """
         ...
 
@@ -111,7 +112,7 @@ class SessionSlots:
 
     def turn(
         self, slots: Sequence[SessionSlot]
-    ) -> Iterator[tuple[SessionSlot, Progress | SpeccError]]:
+    ) -> Iterator[tuple[SessionSlot, Progress | Exception]]:
         memory = len(slots) / self.capacity  # each holds the same
         if self._dispatcher is not None:
             self._dispatcher.look()
@@ -139,7 +140,7 @@ class BatchSlots:
 
     def turn(
         self, slots: Sequence[SessionSlot]
-    ) -> Iterator[tuple[SessionSlot, Progress | SpeccError]]:
+    ) -> Iterator[tuple[SessionSlot, Progress | Exception]]:
         memory = len(slots) / self.capacity
         if self._dispatcher is not None:
             self._dispatcher.look()
@@ -153,7 +154,7 @@ class BatchSlots:
             try:
                 slot.choose(len(slots), memory)
                 playing.append(slot)
-            except SpeccError as error:
+            except Exception as error:
                 yield slot, error
         playing = [slot for slot in playing if not slot.closed]
         self._batch.step([slot.session for slot in playing])
@@ -163,10 +164,10 @@ class BatchSlots:
                 yield slot, _told(slot.play)
 
 
-def _told(turn: Callable[[], Progress]) -> Progress | SpeccError:
+def _told(turn: Callable[[], Progress]) -> Progress | Exception:
     try:
         return turn()
-    except SpeccError as error:
+    except Exception as error:  # of this text, as from its grammar: the others go on
         return error
 
 
