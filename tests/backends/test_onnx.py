@@ -102,7 +102,8 @@ def _beside(
                 *(weights[n.name] if n.name in weights else next(given) for n in leaf.inputs)
             )
         for a, b in zip(found, want, strict=True):
-            most = float((a.double() - b.double()).abs().max())
+            size = max(1.0, float(b.abs().max()))
+            most = float((a.double() - b.double()).abs().max()) / size
             off[leaf.name] = max(off.get(leaf.name, 0.0), most)
         return list(found)
 
@@ -110,9 +111,9 @@ def _beside(
 
 
 def _assert_near(off: Mapping[str, float], program: SpeculativeProgram) -> None:
-    """Every graph was run, and nothing that it gave is off torch's by more than 1e-4."""
+    """Every graph was run, and nothing that it gave is off torch's by more than 1e-5, or that of its largest value."""
     assert set(off) == {leaf.name for leaf, _ in lower.graphs_of(program)}
-    assert max(off.values()) < 1e-4, off
+    assert max(off.values()) < 1e-5, off
 
 
 @pytest.mark.parametrize("family", TEN)

@@ -227,9 +227,7 @@ def graphs(
     progress = TerminalProgress()
     with ExitStack() as stack:
         loaded = stack.enter_context(Artifact.load(artifact, threads))
-        other = None
-        if against is not None:
-            other = stack.enter_context(Artifact.load(against, threads))
+        other = None if against is None else stack.enter_context(Artifact.load(against, threads))
         eager = load_original(loaded.manifest, None, progress)
         if asked is None:
             ids = copying(loaded, count)
