@@ -19,6 +19,9 @@ DTYPES: dict[str, torch.dtype] = {
 }
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
+HALVES = ("f16", "bf16")
+"""Floats of 16 bits."""
+
 Dim = int | str
 """A number, `"T"` (rows of this call) or `"S"` (rows a cache holds)."""
 

@@ -23,12 +23,11 @@ from specc.ir.graphs import (
 )
 from specc.ir.infer import infer_types
 from specc.ir.program import Function
-from specc.ir.types import DTYPES, TensorType
+from specc.ir.types import DTYPES, HALVES, TensorType
 from specc.passes.base import Pass, PassResult, need, promise
 from specc.passes.merge_leaves import graph_call
 
 aten = torch.ops.aten
-HALVES = ("f16", "bf16")
 _PRODUCTS = {
     aten.linear.default, aten.bmm.default, aten.mm.default, aten.matmul.default, ops.cached_attention.default,
 }  # fmt: skip

@@ -18,7 +18,7 @@ from specc.ir import Encoding, Function, Role, SpeculativeProgram, TensorType
 from specc.ir.dialect import ops
 from specc.ir.graphs import Builder, copy_graph, type_of
 from specc.ir.infer import infer_types
-from specc.passes.halve_products import HALVES
+from specc.ir.types import HALVES
 
 _DEFINE = (_kernels, _packed, _trees)
 """The operations of specc_cuda."""

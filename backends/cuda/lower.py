@@ -20,7 +20,7 @@ from specc.backends.plan import Plan, plans_of
 from specc.backends.toolchain import Object, Toolchain, leaf_table
 from specc.errors import BackendError
 from specc.ir import Function, Role, SpeculativeProgram
-from specc.passes.halve_products import HALVES
+from specc.ir.types import HALVES
 from specc.runtime import sources
 
 _KERNELS = ("specc.backends.cuda.packed", "specc.backends.cuda.trees")

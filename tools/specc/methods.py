@@ -16,9 +16,9 @@ from specc.ir import DynamicTree, StaticTree, Tree
 from specc.ir.importers.drafters import DrafterCheckpoint
 from specc.ir.importers.source import ImportedModel, load_model
 from specc.ir.sharding import Way
+from specc.ir.types import HALVES
 from specc.method_table import STRUCTURE, TRAINED
 from specc.passes import Pipeline, pipelines
-from specc.passes.halve_products import HALVES
 from specc.passes.pipelines import Shape
 from specc.passes.plan_arena import PlanArena
 from specc.passes.quantise_weights import QuantiseWeights
