@@ -47,7 +47,7 @@ def test_b32_what_is_not_built_is_refused_by_name(
         for call, value in (("set_int", 2), ("set_float", 0.5)):
             function = getattr(library, f"specc_session_{call}")
             with pytest.raises(RequestError, match="SPECC-E0601") as error:
-                native.check(library, function(session._open(), name.encode(), value))
+                native.check(library, function(session.handle, name.encode(), value))
             assert name in str(error.value)
     flag = "--" + name.replace("_", "-")
     code, out, err = run(capsys, "run", ngram.path, "--token-ids", IDS, flag, 2)
