@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import ctypes as c
-import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Self
 
 from specc.errors import RequestError
-from specc.runtime import native
 from specc.runtime.manifest import Manifest
+from specc.runtime.owned import Owned
 from specc.runtime.session import Session
 
 
@@ -25,20 +22,20 @@ class Passes:
     pass_s: float
 
 
-class Batch:
+class Batch(Owned):
     """Texts whose drafts one pass verifies. It and its sessions belong to one thread at a time.
 
-    Close it, or use it in `with`; sessions that are open keep what they need.
+    Sessions that are open when it is closed keep what they need.
     """
 
     def __init__(self, library: c.CDLL, handle: int, manifest: Manifest) -> None:
-        self._library, self._handle, self._manifest = library, handle, manifest
-        self._close = weakref.finalize(self, library.specc_batch_close, handle)
+        super().__init__(library, handle, library.specc_batch_close)
+        self._manifest = manifest
 
     def session(self) -> Session:
         """A new text; raises RequestError (SPECC-E0607) if as many are open as fit."""
         handle = c.c_void_p()
-        self._check(self._library.specc_batch_session(self._open(), c.byref(handle)))
+        self._check(self._library.specc_batch_session(self.handle, c.byref(handle)))
         assert handle.value is not None
         return Session(self._library, handle.value, self._manifest)
 
@@ -48,7 +45,7 @@ class Batch:
         Raises RequestError (SPECC-E0601) for a session of another batch, or one named twice.
         """
         handles = (c.c_void_p * len(sessions))(*(s.handle for s in sessions))
-        self._check(self._library.specc_batch_step(self._open(), handles, len(sessions)))
+        self._check(self._library.specc_batch_step(self.handle, handles, len(sessions)))
 
     @property
     def passes(self) -> Passes:
@@ -56,28 +53,10 @@ class Batch:
         values = {name: self._stat(name) for name in ("passes", "texts", "rows")}
         return Passes(**{n: int(v) for n, v in values.items()}, pass_s=self._stat("pass_s"))
 
-    def close(self) -> None:
-        """Let go."""
-        self._close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:  # fmt: skip
-        self.close()
-
     def _stat(self, name: str) -> float:
         value = c.c_double()
-        self._check(self._library.specc_batch_stat(self._open(), name.encode(), c.byref(value)))
+        self._check(self._library.specc_batch_stat(self.handle, name.encode(), c.byref(value)))
         return value.value
 
-    def _open(self) -> int:
-        if not self._close.alive:
-            raise RequestError("SPECC-E0607", "the batch is closed", cure="open another one")
-        return self._handle
-
-    def _check(self, result: int) -> None:
-        native.check(self._library, result)
+    def _closed(self) -> RequestError:
+        return RequestError("SPECC-E0607", "the batch is closed", cure="open another one")

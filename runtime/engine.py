@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import ctypes as c
 import platform
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import Protocol, Self
 
 from specc.errors import ArtifactError, RequestError
@@ -16,6 +15,7 @@ from specc.runtime import native
 from specc.runtime.batch import Batch
 from specc.runtime.graphs import GraphRunner, device_runs, require_onnxruntime, runner_for
 from specc.runtime.manifest import Manifest, read_file
+from specc.runtime.owned import Owned
 from specc.runtime.session import ADAPTIVE, Option, Session
 from specc.runtime.stats import Stats
 
@@ -48,14 +48,12 @@ class Engine(Protocol):
     def close(self) -> None: ...
 
 
-class Artifact:
-    """A loaded artifact; its sessions share the mapped weights. Close it, or use it in `with`."""
+class Artifact(Owned):
+    """A loaded artifact; its sessions share the mapped weights, and keep what they need when it is closed."""
 
     def __init__(self, path: Path, manifest: Manifest, library: c.CDLL, handle: int) -> None:
+        super().__init__(library, handle, library.specc_artifact_free)
         self.path, self.manifest = path, manifest
-        self._library = library
-        self._handle = handle
-        self._free = weakref.finalize(self, library.specc_artifact_free, handle)
         self._runner: GraphRunner | None = None
         if manifest.graphs is not None and not device_runs(path):
             require_onnxruntime(path, manifest.graphs)
@@ -89,7 +87,7 @@ class Artifact:
     @property
     def threads(self) -> int:
         """How many run its kernels."""
-        count: int = self._library.specc_artifact_threads(self._open())
+        count: int = self._library.specc_artifact_threads(self.handle)
         return count
 
     def use_threads(self, count: int) -> None:
@@ -97,7 +95,7 @@ class Artifact:
 
         Any thread may call it. They are those of all artifacts that share the model library.
         """
-        self._check(self._library.specc_artifact_use_threads(self._open(), count))
+        self._check(self._library.specc_artifact_use_threads(self.handle, count))
 
     def tokenize(
         self, text: str, *, add_special: bool = True, parse_special: bool = False
@@ -107,9 +105,9 @@ class Artifact:
         flags = int(add_special), int(parse_special)
         count = c.c_size_t()
         call = self._library.specc_tokenize
-        self._check(call(self._open(), data, len(data), *flags, None, 0, c.byref(count)))
+        self._check(call(self.handle, data, len(data), *flags, None, 0, c.byref(count)))
         ids = (c.c_int64 * count.value)()
-        self._check(call(self._open(), data, len(data), *flags, ids, count.value, c.byref(count)))
+        self._check(call(self.handle, data, len(data), *flags, ids, count.value, c.byref(count)))
         return list(ids[: count.value])
 
     def detokenize(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
@@ -118,15 +116,15 @@ class Artifact:
         size = c.c_size_t()
         call = self._library.specc_detokenize
         skip = int(skip_special)
-        self._check(call(self._open(), array, len(ids), skip, None, 0, c.byref(size)))
+        self._check(call(self.handle, array, len(ids), skip, None, 0, c.byref(size)))
         text = c.create_string_buffer(size.value + 1)
-        self._check(call(self._open(), array, len(ids), skip, text, size.value, c.byref(size)))
+        self._check(call(self.handle, array, len(ids), skip, text, size.value, c.byref(size)))
         return text.raw[: size.value].decode("utf-8", "replace")
 
     def session(self) -> Session:
         """A new text. Its state is allocated here."""
         handle = c.c_void_p()
-        self._check(self._library.specc_session_open(self._open(), c.byref(handle)))
+        self._check(self._library.specc_session_open(self.handle, c.byref(handle)))
         assert handle.value is not None
         return Session(self._library, handle.value, self.manifest, self._runner)
 
@@ -136,7 +134,7 @@ class Artifact:
         Raises RequestError (SPECC-E0601) for an artifact without `--max-num-seqs`, or for more.
         """
         handle = c.c_void_p()
-        self._check(self._library.specc_batch_open(self._open(), texts, c.byref(handle)))
+        self._check(self._library.specc_batch_open(self.handle, texts, c.byref(handle)))
         assert handle.value is not None
         return Batch(self._library, handle.value, self.manifest)
 
@@ -173,28 +171,10 @@ class Artifact:
                     on_token(token)
             return Generation(tuple(new), session.finish_reason, session.stats)
 
-    def close(self) -> None:
-        """Let go. Sessions that are open keep what they need."""
-        self._free()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:  # fmt: skip
-        self.close()
-
-    def _open(self) -> int:
-        if not self._free.alive:
-            raise RequestError(
-                "SPECC-E0607", "the artifact is closed", where=str(self.path), cure="load it again"
-            )
-        return self._handle
-
-    def _check(self, result: int) -> None:
-        native.check(self._library, result)
+    def _closed(self) -> RequestError:
+        return RequestError(
+            "SPECC-E0607", "the artifact is closed", where=str(self.path), cure="load it again"
+        )
 
 
 def _check_arch(manifest: Manifest, path: Path) -> None:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import ctypes as c
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 from specc.errors import RequestError
 from specc.runtime import native
 from specc.runtime.manifest import Function, Manifest
+from specc.runtime.owned import Owned
 from specc.runtime.stats import LengthStats, PositionStats, Stats
 
 ADAPTIVE = -1
@@ -57,18 +56,18 @@ _FLOATS = frozenset((
 NUMBERS = ("prefill_s", "decode_s", "draft_s", "round_s", "acceptance_ewma")
 
 
-class Session:
+class Session(Owned):
     """Belongs to one thread at a time; only `cancel` may come from any.
 
-    Close it, or use it in `with`.
+    Closing it frees its state.
     """
 
     def __init__(
         self, library: c.CDLL, handle: int, manifest: Manifest, runner: object = None
     ) -> None:
-        self._library, self._handle, self._manifest = library, handle, manifest
+        super().__init__(library, handle, library.specc_session_close)
+        self._manifest = manifest
         self._runner = runner  # of graphs: as long as this session may call them
-        self._close = weakref.finalize(self, library.specc_session_close, handle)
         self._tokens: list[int] = []
         self._cancelled = False
         self._callback: Any = None  # ctypes would let it be collected under C's feet
@@ -268,19 +267,6 @@ class Session:
             return view
         return view.cast("f", shape) if dtype == "f32" else view.cast("q", shape)
 
-    def close(self) -> None:
-        """Free its state."""
-        self._close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:  # fmt: skip
-        self.close()
-
     def _function(self, name: str) -> Function:
         if name not in self._manifest.functions:
             raise RequestError(
@@ -302,15 +288,8 @@ class Session:
         self._check(call(self.handle, index, *references))
         return LengthStats(k, int(rounds.value), seconds.value, int(tokens.value))
 
-    @property
-    def handle(self) -> int:
-        """Of specc.h; raises RequestError (SPECC-E0607) once it is closed."""
-        if not self._close.alive:
-            raise RequestError("SPECC-E0607", "the session is closed", cure="open another one")
-        return self._handle
-
-    def _check(self, result: int) -> int:
-        return native.check(self._library, result)
+    def _closed(self) -> RequestError:
+        return RequestError("SPECC-E0607", "the session is closed", cure="open another one")
 
 
 def _output_of(

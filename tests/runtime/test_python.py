@@ -348,7 +348,7 @@ def test_closing_is_final_and_harmless(tiny_artifact: Path) -> None:
 def test_what_is_dropped_is_freed(tiny_artifact: Path) -> None:
     artifact = Artifact.load(tiny_artifact)
     session = artifact.session()
-    ends = (session._close, artifact._free)
+    ends = (session._free, artifact._free)
     del session, artifact
     gc.collect()
     assert not any(end.alive for end in ends)
