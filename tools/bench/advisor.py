@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import statistics
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from bench.verb import told
 from specc import prompts
 from specc.driver import compile_model
-from specc.errors import SpeccError
 from specc.measurement import PLAIN, Measurements, plain_and_adaptive, plain_and_fixed, side_by_side
 from specc.progress import Progress
 from specc.prompts import Prompt
@@ -99,15 +97,12 @@ def advised(
     with tempfile.TemporaryDirectory() as name:
         file = Path(name) / "prompts.jsonl"
         file.write_text("".join(json.dumps({"prompt": p.text}) + "\n" for p in asked), "utf-8")
-        command = [sys.executable, "-m", "specc", "advise", model, "--json", "--prompts", str(file)]
-        command += [f"--max-tokens={tokens}", f"--repeats={repeats}", f"--threads={threads}"]
-        command += ["--processor-time"] * processor_time
-        command += [word for path in artifacts for word in ("--artifact", str(path))]
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-    told = json.loads(done.stdout)
-    if "error" in told:
-        raise SpeccError(**told["error"])
-    recommended: str = told["recommended"]
+        said = told(
+            "advise", model, "--prompts", file, f"--max-tokens={tokens}", f"--repeats={repeats}",
+            f"--threads={threads}", *(["--processor-time"] if processor_time else []),
+            *(word for path in artifacts for word in ("--artifact", path)),
+        )  # fmt: skip
+    recommended: str = said["recommended"]
     return recommended
 
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from specc.errors import SpeccError
+from bench.verb import told
 
 INDEX, FOLDER = "gallery.md", "gallery"
 _NOTE = "<!-- Made by `python -m bench gallery`: run that again, do not change this. -->\n\n"
@@ -31,24 +28,9 @@ def build(
     lines = [_INTRO, f"{about}\n", "| page | who drafts | verdict |", "|---|---|---|"]
     for name, path in artifacts.items():
         file = docs / FOLDER / f"{name}.html"
-        command = [
-            sys.executable,
-            "-m",
-            "specc",
-            "bench",
-            str(path),
-            "--report",
-            str(file),
-            "--json",
-        ]
-        done = subprocess.run(
-            [*command, *arguments], stdout=subprocess.PIPE, text=True, check=False
-        )
-        told = json.loads(done.stdout)
-        if "error" in told:
-            raise SpeccError(**told["error"])
-        lines.append(f"| [{name}]({FOLDER}/{file.name}) | `{told['method']}` | {told['verdict']} |")
-        say(f"{file}: {told['verdict']}")
+        said = told("bench", path, "--report", file, *arguments)
+        lines.append(f"| [{name}]({FOLDER}/{file.name}) | `{said['method']}` | {said['verdict']} |")
+        say(f"{file}: {said['verdict']}")
     index = docs / INDEX
     index.write_text(_NOTE + "\n".join([*lines, "", _again(artifacts, arguments)]), "utf-8")
     return index
