@@ -62,9 +62,11 @@ def _packets(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterat
     late.daemon = True
     late.start()
     try:
-        for packet in requests:
-            late.cancel()
-            yield packet
+        hello = next(requests, b"")
+        late.cancel()
+        if hello:
+            yield hello
+            yield from requests
     except grpc.RpcError:
         pass  # it has gone
     finally:
