@@ -168,10 +168,11 @@ def test_clients_that_come_and_go(capsys: pytest.CaptureFixture[str], tiny_artif
     assert code == 0
     for phase in (found["plain"], found["speculative"]):
         assert phase["answers"] > 0
-        assert phase["wrong"] == 0
+        assert phase["wrong"] == phase["cut"] == 0
         assert phase["refused"] == {}
         assert 0 < phase["first_token_s"]["p50"] <= phase["total_s"]["p99"]
     assert found["plain"]["left"] + found["speculative"]["left"] > 0
+    assert found["unfinished"] == [0, 0]
     assert all(size > 1 << 20 for size in found["resident_bytes"])
 
 

@@ -142,7 +142,7 @@ def loaded(
 ) -> int:  # fmt: skip
     """Many clients of `specc serve`, a quarter of whose requests are given up; plain, then with adaptive K.
 
-    Prints JSON: answers that are not the artifact's own, waits, memory. Exit code 1 if any is wrong.
+    Prints JSON: answers that are not the artifact's own, waits, memory. Exit code 1 if any is wrong or lost.
 
     Example: python -m bench load smol.specc --clients 64 --seconds 300
 
@@ -156,12 +156,11 @@ def loaded(
     flags.threads(threads)
     flags.at_least("--clients", clients, 1)
     flags.at_least("--max-tokens", max_tokens, 4)
-    from bench.load import load  # openai comes with the extra `dev`
+    from bench.load import load, passed  # openai comes with the extra `dev`
 
     found = load(artifact, clients, seconds, max_tokens, threads)
     output.emit(found)
-    wrong = found["plain"]["wrong"] + found["speculative"]["wrong"]
-    return output.EXIT_FAILURE if wrong else output.EXIT_OK
+    return output.EXIT_OK if passed(found) else output.EXIT_FAILURE
 
 
 @app.command(name="together")
