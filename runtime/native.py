@@ -11,7 +11,7 @@ from pathlib import Path
 
 from specc.errors import ArtifactError, RequestError, SpeccError
 
-INTERFACE_VERSION = 6
+INTERFACE_VERSION = 7
 """SPECC_INTERFACE_VERSION of the header that this binding was written for."""
 
 OK, DONE, CANCELLED, INVALID, ARTIFACT, MEMORY, RUNTIME = range(7)

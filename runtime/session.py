@@ -200,6 +200,13 @@ class Session(Owned):
         while (token := self.next()) is not None:
             yield token
 
+    def round(self) -> Iterator[int]:
+        """The tokens of one round, which is played now if no batch played it; none at the end of the text."""
+        while (token := self.next()) is not None:
+            yield token
+            if not self.stat("unread_tokens"):
+                return
+
     def rewind(self, count: int) -> None:
         """Keep the first `count` tokens."""
         self._check(self._library.specc_session_rewind(self.handle, count))

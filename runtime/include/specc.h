@@ -18,7 +18,7 @@ extern "C" {
 #define SPECC_API __attribute__((visibility("default")))
 #endif
 
-#define SPECC_INTERFACE_VERSION 6
+#define SPECC_INTERFACE_VERSION 7
 
 typedef struct specc_artifact specc_artifact;
 typedef struct specc_session specc_session;
@@ -171,6 +171,7 @@ SPECC_API void specc_session_cancel(specc_session*);
 
 /* Statistics by name; reset by specc_session_append (acceptance_ewma is not).
  *   rounds, drafts (rounds with K > 0), draft_tokens, accepted_tokens, new_tokens, prefill_tokens   (counts)
+ *   unread_tokens: new ones that specc_session_next will give without another round   (a count)
  *   prefill_s; decode_s, of which draft_s in host drafters and round_s in round functions           (seconds)
  *   (waiting for other sessions is in decode_s alone; bringing a drafter up to the prompt is prefill; up to what was decoded without it, decoding)
  *   k_current, depth_current (of the last round, 0 without depths), acceptance_ewma

@@ -102,9 +102,6 @@ def _rows(batch: Batch) -> float:
 
 
 def _read(session: Session, got: list[int]) -> bool:
-    """The tokens of a round, which is played if no batch has played it; whether the text goes on."""
-    made = len(got) + 1
-    while len(got) < made and (token := session.next()) is not None:
-        got.append(token)
-        made = int(session.stat("new_tokens"))
+    """Adds the tokens of a round; whether the text goes on."""
+    got += session.round()
     return not session.finish_reason

@@ -36,6 +36,7 @@ double stat(const Session& session, std::string_view name) {
   if (name == "draft_tokens") return number(stats.draft_tokens);
   if (name == "accepted_tokens") return number(stats.accepted_tokens);
   if (name == "new_tokens") return number(stats.new_tokens);
+  if (name == "unread_tokens") return number(session.unread());
   if (name == "prefill_tokens") return number(stats.prefill_tokens);
   if (name == "prefill_s") return stats.prefill_s;
   if (name == "decode_s") return stats.decode_s;

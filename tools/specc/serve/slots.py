@@ -281,10 +281,8 @@ class SessionSlot:
         before = self._given
         tokens: list[int] = []
         logprobs: list[Logprobs] = []
-        made = before + 1  # at least; what it is says the round
-        while before + len(tokens) < made and (token := self.session.next()) is not None:
+        for token in self.session.round():
             tokens.append(token)
-            made = int(self.session.stat("new_tokens"))
             if self._ask.logprobs:
                 logprobs.append(self.session.logprobs())
         self._given += len(tokens)

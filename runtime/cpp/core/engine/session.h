@@ -50,6 +50,7 @@ class Session {
   void rewind(size_t count);
   // Plays a round if no token is left to read.
   Step next(int64_t* token);
+  size_t unread() const { return unread_; }
   Finish finish() const { return unread_ > 0 ? Finish::kNone : finish_; }
   void cancel() noexcept { cancelled_.store(true, std::memory_order_release); }
 
