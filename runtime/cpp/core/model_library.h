@@ -35,6 +35,8 @@ class ModelLibrary {
   std::optional<int32_t> entry(const std::string& name) const;
   int32_t threads() const { return pool_.threads(); }
   void use_threads(int32_t threads) { pool_.use(threads); }
+  // Work of the engine's own on the threads of kernels. The caller holds the turn.
+  void parallel(int32_t parts, Pool::Body body, void* arg) { pool_.parallel(parts, body, arg); }
   uint32_t thread_syncs() const { return pool_.jobs(); }  // so far; wraps around
 
   // Held by whoever calls into the model. Every call goes under it: tensors are counted without atomics on the other

@@ -53,7 +53,7 @@ void Batch::open(Session* const* sessions, size_t count) {
     try {
       if (!session.may_play() || !session.open_round()) continue;
       texts_.push_back({&session.controller(), &session.account(), session.longest(), session.adapts(), 0, {}});
-      playing_.push_back({&session, 0});
+      playing_.push_back({&session});
     } catch (...) {
       session.fail(std::current_exception());
     }
@@ -117,20 +117,36 @@ void Batch::score() {
   }
 }
 
+struct Batch::Scored {
+  Playing* playing;
+  const Frame::Matrix& logits;
+  double seconds_per_row;
+};
+
+// What a text chooses depends on nothing of another: not on who chooses at the same time either.
+void Batch::choose(void* scored, int32_t text) {
+  const Scored& all = *static_cast<const Scored*>(scored);
+  Playing& playing = all.playing[text];
+  Session& session = *playing.session;
+  try {
+    const double seconds = all.seconds_per_row * static_cast<double>(session.rows());
+    session.choose(all.logits.data + playing.row * all.logits.stride, all.logits.stride, seconds);
+    playing.chosen = true;
+  } catch (...) {
+    session.fail(std::current_exception());
+  }
+}
+
 // All choose before any commits: moving the rows of a tree's path is a call, whose results take the place of the logits.
 void Batch::take(const Frame::Matrix& logits, size_t rows, double seconds) {
-  size_t kept = 0;
-  for (Playing& playing : playing_) {
-    Session& session = *playing.session;
-    try {
-      const double share = static_cast<double>(session.rows()) / static_cast<double>(rows);
-      session.choose(logits.data + playing.row * logits.stride, logits.stride, seconds * share);
-      playing_[kept++] = playing;
-    } catch (...) {
-      session.fail(std::current_exception());
-    }
+  ModelLibrary& library = workspace_->artifact()->library();
+  Scored scored{playing_.data(), logits, seconds / static_cast<double>(rows)};
+  {
+    const Turn turn(library.turn());
+    library.parallel(static_cast<int32_t>(playing_.size()), choose, &scored);
   }
-  playing_.resize(kept);
+  const auto failed = [](const Playing& playing) { return !playing.chosen; };
+  playing_.erase(std::remove_if(playing_.begin(), playing_.end(), failed), playing_.end());
   for (const Playing& playing : playing_) {
     Session& session = *playing.session;
     try {

@@ -44,7 +44,10 @@ class Batch {
   struct Playing {
     Session* session;
     size_t row = 0;  // of its root in the call
+    bool chosen = false;
   };
+  struct Scored;
+  static void choose(void* scored, int32_t text);
   std::vector<Playing> playing_;
   std::vector<BatchLengths::Text> texts_;
   Counts counts_;
