@@ -50,6 +50,10 @@ COMMON = [
 ]
 BATCHED, TEXTS = ("ngram", "none", "tap", "model", "drawn"), 3
 SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+THREADS = ["-fsanitize=thread"]
+UNITS = ["json", "commit", "drafters", "controller", "sampling", "pool", "files"]
+SESSIONS = ["session", "pieces", "drawn", "edges", "costs", "policy", "arena", "batch"]
+ROUNDS = 10_000
 
 
 def run(*command: object) -> subprocess.CompletedProcess[str]:
@@ -59,20 +63,29 @@ def run(*command: object) -> subprocess.CompletedProcess[str]:
 
 
 def compile_to(output: Path, *arguments: object) -> None:
-    done = run("g++", *FLAGS, *SANITIZE, *arguments, "-o", output)
+    done = run("g++", *FLAGS, *arguments, "-o", output)
     assert done.returncode == 0, done.stderr
 
 
 @pytest.fixture(scope="module")
 def build(shared_folder: Path) -> Path:
+    return built(shared_folder / "core", SANITIZE)
+
+
+@pytest.fixture(scope="module")
+def watched(shared_folder: Path) -> Path:
+    """Where two threads that touch the same memory without order end the program."""
+    return built(shared_folder / "core-threads", THREADS)
+
+
+def built(folder: Path, sanitize: list[str]) -> Path:
     """Compiled once per run, whichever worker comes first."""
     if shutil.which("g++") is None:
         pytest.skip("no g++")
-    folder = shared_folder / "core"
     with FileLock(str(folder) + ".lock"):
         if not (folder / "done").exists():
             folder.mkdir()
-            compile_all(folder)
+            compile_all(folder, sanitize)
             for kind in (
                 "ngram",
                 "suffix",
@@ -93,18 +106,18 @@ def build(shared_folder: Path) -> Path:
     return folder
 
 
-def compile_all(folder: Path) -> None:
+def compile_all(folder: Path, sanitize: list[str]) -> None:
     sources = [path for path in sorted(CORE.rglob("*.cpp")) if path.name != "tokenize_api.cpp"]
     sources += sorted(path for path in TESTS.glob("*.cpp") if path.name != "tiny_model.cpp")
     objects = [folder / f"{i}_{path.stem}.o" for i, path in enumerate(sources)]
     common = folder / "common.h"  # precompiled: most of a source is the standard library's headers
     common.write_text("".join(f"#include <{name}>\n" for name in COMMON))
-    compile_to(folder / "common.h.gch", "-x", "c++-header", common)
+    compile_to(folder / "common.h.gch", *sanitize, "-x", "c++-header", common)
     with ThreadPoolExecutor(2) as workers:
         version = f"-include{common}", '-DSPECC_VERSION="test"'
         list(
             workers.map(
-                lambda pair: compile_to(pair[1], *version, "-c", pair[0]),
+                lambda pair: compile_to(pair[1], *sanitize, *version, "-c", pair[0]),
                 zip(sources, objects, strict=True),
             )
         )
@@ -116,8 +129,8 @@ def compile_all(folder: Path) -> None:
             ["kept", "-DTINY_KEEPS_INTEGERS"],
         )
         for name, *extra in kinds:
-            compile_to(folder / f"{name}.so", *extra, *shared)
-    compile_to(folder / "core_tests", *objects, "-pthread", "-ldl")
+            compile_to(folder / f"{name}.so", *sanitize, *extra, *shared)
+    compile_to(folder / "core_tests", *sanitize, *objects, "-pthread", "-ldl")
 
 
 @pytest.fixture(scope="module")
@@ -125,19 +138,32 @@ def artifacts(build: Path) -> Path:
     return build / "artifacts"
 
 
-@pytest.mark.parametrize(
-    "name", ["json", "commit", "drafters", "controller", "sampling", "pool", "files"]
-)
+@pytest.mark.parametrize("name", UNITS)
 def test_unit(build: Path, tmp_path: Path, name: str) -> None:
     done = run(build / "core_tests", name, tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize(
-    "name", ["session", "pieces", "drawn", "edges", "costs", "policy", "arena", "batch"]
-)
+@pytest.mark.parametrize("name", SESSIONS)
 def test_session(build: Path, artifacts: Path, name: str) -> None:
     done = run(build / "core_tests", name, artifacts)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.long
+def test_many_rounds(build: Path, artifacts: Path) -> None:
+    """Texts of a batch that join, stop, are cancelled, go on and leave, over and over."""
+    done = run(build / "core_tests", "rounds", artifacts, ROUNDS)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", [*UNITS, *SESSIONS, "rounds"])
+def test_threads_do_not_race(watched: Path, tmp_path: Path, name: str) -> None:
+    folder = tmp_path if name in UNITS else watched / "artifacts"
+    # (Its map of memory does not foresee how far some kernels spread addresses.)
+    alone = ["setarch", "--addr-no-randomize"]
+    done = run(*alone, watched / "core_tests", name, folder, ROUNDS)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

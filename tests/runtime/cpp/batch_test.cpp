@@ -1,5 +1,6 @@
 // Several texts in one pass: each has the tokens that it has alone, whatever its neighbours do, and how much they draft.
 
+#include <iterator>
 #include <memory>
 #include <random>
 
@@ -69,7 +70,7 @@ Settings settings_of(int64_t k, size_t max_tokens, double temperature = 0, int64
 
 void same_as_alone(const std::string& folder) {
   for (const std::string kind : kKinds) {
-    const Artifact artifact(folder + "/batch-" + kind);
+    const Artifact artifact(folder + "/batch-" + kind, 2);  // which share out the texts
     Batch batch(artifact);
     for (const int64_t k : kLengths) {
       for (const double temperature : {0.0, 3.0}) {
@@ -102,12 +103,14 @@ void same_as_alone(const std::string& folder) {
   }
 }
 
-// Joins, leaves, steps of some, rounds of one, appends, rewinds and cancels in any order: each token that is read is what
-// plain decoding says after the text so far. Who joins takes the rows of who left, full of another text.
-void in_any_order(const std::string& folder) {
+// Joins, leaves, steps of some, rounds of one, appends, rewinds, cancels and stop tokens in any order: each token that is
+// read is what plain decoding says after the text so far. Who joins takes the rows of who left, full of another text.
+// Until each kind of artifact has played so many rounds of texts in its batches.
+void in_any_order(const std::string& folder, size_t rounds_of_each) {
   for (const std::string kind : kKinds) {
-    const Artifact artifact(folder + "/batch-" + kind);
-    for (unsigned seed = 0; seed < 6; ++seed) {
+    const Artifact artifact(folder + "/batch-" + kind, 2);
+    size_t rounds = 0, stops = 0;
+    for (unsigned seed = 0; rounds < rounds_of_each || stops == 0; ++seed) {
       std::mt19937 draw(seed);
       const auto below = [&](size_t n) { return draw() % n; };
       Batch batch(artifact);
@@ -116,18 +119,23 @@ void in_any_order(const std::string& folder) {
         int64_t token = -1;
         const specc_result result = specc_session_next(each.client.get(), &token);
         CHECK_NOTE(result == SPECC_OK || result == SPECC_DONE || result == allowed, specc_last_error());
-        if (result != SPECC_OK) return;
         Settings one = each.settings;
         one.max_tokens = 1;
-        CHECK_NOTE(plain(each.text, one, kMaxLen).tokens == Tokens{token}, kind + ", seed " + std::to_string(seed));
+        const std::string note = kind + ", seed " + std::to_string(seed);
+        const bool stopped = each.client.finish() == "stop";
+        stops += stopped;
+        if (stopped) CHECK_NOTE(plain(each.text, one, kMaxLen).finish == "stop" || result == SPECC_OK, note);
+        if (result != SPECC_OK) return;
+        CHECK_NOTE(plain(each.text, one, kMaxLen).tokens == Tokens{token}, note);
         each.text.push_back(token);
       };
       for (int turn = 0; turn < 120; ++turn) {
         std::unique_ptr<Text>& one = texts[below(kTexts)];
         if (one == nullptr) {
           const int64_t k = kLengths[below(5)];
-          one = std::make_unique<Text>(batch, prompt_of(1 + below(20), static_cast<int64_t>(below(40))),
-                                       settings_of(k, 1 + below(30), below(2) == 0 ? 0.0 : 2.0, turn));
+          Settings settings = settings_of(k, 1 + below(30), below(2) == 0 ? 0.0 : 2.0, turn);
+          if (below(2) == 0) settings.stop = {static_cast<int64_t>(below(9)), static_cast<int64_t>(below(90))};
+          one = std::make_unique<Text>(batch, prompt_of(1 + below(20), static_cast<int64_t>(below(40))), settings);
           continue;
         }
         switch (below(9)) {
@@ -164,6 +172,7 @@ void in_any_order(const std::string& folder) {
           }
         }
       }
+      rounds += static_cast<size_t>(batch.stat("texts"));
     }
   }
 }
@@ -402,10 +411,15 @@ void batch_test(const std::string& artifacts) {
   fixed_lengths_are_kept();
   lengths_follow_what_pays();
   same_as_alone(artifacts);
-  in_any_order(artifacts);
+  in_any_order(artifacts, 500);
   with_rules(artifacts);
   failures_are_their_own(artifacts);
   refusals(artifacts);
   sessions_may_stay(artifacts);
   steps_allocate_nothing(artifacts);
+}
+
+void rounds_test(const std::string& artifacts, size_t rounds) {
+  const size_t kinds = std::size(kKinds);
+  in_any_order(artifacts, (rounds + kinds - 1) / kinds);
 }

@@ -1,6 +1,7 @@
-// core_tests NAME [FOLDER]
+// core_tests NAME [FOLDER [ROUNDS]]
 
 #include <iostream>
+#include <string>
 
 #include "check.h"
 #include "specc.h"
@@ -39,6 +40,7 @@ int main(int argc, char** argv) {
   if (name == "policy") policy_test(folder);
   if (name == "arena") arena_test(folder);
   if (name == "batch") batch_test(folder);
+  if (name == "rounds" && argc > 3) rounds_test(folder, std::stoul(argv[3]));
   if (name == "edges") edges_test(folder);
   if (name == "replace") replace_test(folder);
   std::cout << name << ": " << failures << " failures\n";

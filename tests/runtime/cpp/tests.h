@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <string>
 
 void json_test();
@@ -17,6 +18,7 @@ void costs_test(const std::string& artifacts);
 void policy_test(const std::string& artifacts);
 void arena_test(const std::string& artifacts);
 void batch_test(const std::string& artifacts);
+void rounds_test(const std::string& artifacts, size_t rounds);
 void edges_test(const std::string& artifacts);
 void replace_test(const std::string& artifact);
 int load_and_report(const std::string& artifact);
