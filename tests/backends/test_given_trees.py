@@ -11,6 +11,7 @@ from specc.runtime import Artifact
 from tests.conftest import compiled
 from tests.passes import knowing_drafters
 from tests.passes.test_trees import circle
+from tests.runtime.test_batch import alone, played
 
 EAGER = {
     "suffix": {"max_spec_factor": 8, "min_token_prob": 0},
@@ -32,7 +33,7 @@ def artifacts(
     return {
         name: compiled(
             folder / "model", folder / f"{name}.specc", method, num_speculative_tokens=(0, 2, 8),
-            drafter_options=EAGER[method], prefill_chunk=4, **more,
+            drafter_options=EAGER[method], prefill_chunk=4, max_num_seqs=3, **more,
         )
         for name, more in (("tree", {"tree": 8}), ("chain", {}))
     }  # fmt: skip
@@ -99,3 +100,22 @@ def test_a_mask_is_asked_along_a_chain(artifacts: dict[str, Path]) -> None:
         session.append(PROMPT)
         assert [session.next() for _ in range(COUNT)] == TEXT[4 : 4 + COUNT]
     assert max(asked) == 8
+
+
+def test_several_texts_in_one_pass(artifacts: dict[str, Path]) -> None:
+    """Each with a tree of its own, or none; paths are moved to where each text's caches lie."""
+    prompts = [PROMPT, [*TEXT[20:28], *TEXT[21:23], 5, 5, *TEXT[21:23]], PROMPT[:-3]]
+    with Artifact.load(artifacts["tree"]) as engine:
+        for lengths in ((8, 8, 2), (-1, 0, 8)):
+            options = [{"num_speculative_tokens": k, "max_tokens": COUNT} for k in lengths]
+            with engine.batch() as batch:
+                got, stats = played(batch, prompts, options)
+            assert got == [circle(prompt[-1], COUNT + 1)[1:] for prompt in prompts]
+            assert all(
+                (s.accepted_tokens > 0) == (k != 0) for s, k in zip(stats, lengths, strict=True)
+            )
+        sampled = [{"temperature": 1.2, "seed": seed, "max_tokens": COUNT} for seed in range(3)]
+        with engine.batch() as batch:
+            got, _ = played(batch, prompts, sampled)
+        plain = [{**asked, "num_speculative_tokens": 0} for asked in sampled]
+        assert got == [alone(engine, p, **o) for p, o in zip(prompts, plain, strict=True)]

@@ -15,6 +15,7 @@ from specc.runtime import Artifact, Session
 from tests.conftest import compiled
 from tests.passes import knowing_drafters
 from tests.passes.test_trees import circle
+from tests.runtime.test_batch import played
 
 TEXT = circle(7, 64)
 COUNT = 24
@@ -37,7 +38,7 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "text").write_text("".join(letters[t] for t in [*TEXT, *reversed(TEXT)] * 3))
     return compiled(
         folder / "model", folder / "structure.specc", "mtp:structure", calibration=folder / "text",
-        num_speculative_tokens=(0, 2, 8), prefill_chunk=4, max_model_len=64,
+        num_speculative_tokens=(0, 2, 8), prefill_chunk=4, max_model_len=64, max_num_seqs=4,
     )  # fmt: skip
 
 
@@ -92,6 +93,21 @@ def test_trees_do_not_depend_on_other_texts(artifact: Path) -> None:
         for session in together:
             session.close()
         assert [list(trace) for trace in zip(*steps, strict=True)] == alone
+
+
+def test_several_texts_in_one_pass(artifact: Path) -> None:
+    """States of the text at hand alone are compared, wherever in the caches it lies."""
+    prompts = [AMBIGUOUS, TOLD_APART, AMBIGUOUS[:-3], [*TEXT[5:20], *TEXT[5:8]]]
+    options = [{"num_speculative_tokens": k, "max_tokens": COUNT} for k in (8, 2, -1, 8)]
+    with Artifact.load(artifact) as engine:
+        with engine.batch() as batch:
+            got, stats = played(batch, prompts, options)
+        assert got == [circle(prompt[-1], COUNT + 1)[1:] for prompt in prompts]
+        for prompt, asked, seen in zip(prompts, options, stats, strict=True):
+            if asked["num_speculative_tokens"] > 0:  # (an adaptive K follows the clock)
+                said = engine.generate(prompt, ignore_eos=True, **asked).stats
+                assert seen.by_position == said.by_position
+                assert seen.accepted_tokens > 0
 
 
 def test_a_text_that_was_taken_back_is_looked_at_no_more(artifact: Path) -> None:

@@ -11,10 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from specc.errors import RequestError
-from specc.runtime import Artifact, Batch, Session
+from specc.runtime import Artifact, Batch, Session, Stats
 from tests.conftest import BATCH_LENGTH as LENGTH
 from tests.conftest import BATCH_TEXTS as TEXTS
 from tests.conftest import batch_of, greedy
+from tests.faults.helpers import altered
 
 IN_GRAPH = ("eagle:adaptive", "draft_model")
 
@@ -44,17 +45,22 @@ def alone(artifact: Artifact, prompt: Sequence[int], **options: Any) -> list[int
 
 def read(session: Session, got: list[int]) -> bool:
     """Whether it goes on, after all that a step gave."""
-    made = int(session.stat("new_tokens"))
-    while len(got) < made:
-        token = session.next()
-        assert token is not None
-        got.append(token)
+    got += session.round()
+    assert len(got) == session.stat("new_tokens")
     return not session.finish_reason
 
 
 def together(
     batch: Batch, prompts: Sequence[Sequence[int]], options: Sequence[dict[str, Any]]
 ) -> list[list[int]]:
+    """What each says, played in passes of all that have not ended."""
+    return played(batch, prompts, options)[0]
+
+
+def played(
+    batch: Batch, prompts: Sequence[Sequence[int]], options: Sequence[dict[str, Any]]
+) -> tuple[list[list[int]], list[Stats]]:
+    """As `together`, and what was counted."""
     sessions = [batch.session() for _ in prompts]
     made: list[list[int]] = [[] for _ in prompts]
     for session, prompt, chosen in zip(sessions, prompts, options, strict=True):
@@ -64,9 +70,10 @@ def together(
     while running:
         batch.step([session for session, _ in running])
         running = [(session, got) for session, got in running if read(session, got)]
+    stats = [session.stats for session in sessions]
     for session in sessions:
         session.close()
-    return made
+    return made, stats
 
 
 OPTIONS: list[dict[str, Any]] = [
@@ -119,6 +126,27 @@ def test_drafters_in_the_graph(in_graph: Artifact) -> None:
         got = together(batch, prompts, options)
         assert got == [alone(in_graph, p, **o) for p, o in zip(prompts, options, strict=True)]
         assert batch.passes.rows > batch.passes.texts
+
+
+def test_a_host_drafter_beside_one_in_the_graph(
+    in_graph: Artifact, tiny_model: Path, shared_folder: Path, tmp_path: Path
+) -> None:
+    """It takes no other code, so the manifest is told of it; it proposes as soon as a token has occurred before."""
+    alone_in_it = batch_of(in_graph.manifest.method, tiny_model, shared_folder)
+    eager = {"max_spec_factor": 8, "min_token_prob": 0, "max_tree_depth": 24}
+    change = {"host_drafter": "suffix", "options": eager}
+    path = altered(alone_in_it, tmp_path / "both.specc", lambda m: m["drafter"].update(change))
+    prompts = [[7, 21, 40, 99, 150, 7, 21, 40, 99, 150, 7, 21], [9, 10] * 6, [20, 21] * 4]
+    options: list[dict[str, Any]] = [
+        {"num_speculative_tokens": 4, "max_tokens": 48}, {"max_tokens": 48},
+        {"num_speculative_tokens": 2, "max_tokens": 48, "temperature": 0.4, "seed": 5},
+    ]  # fmt: skip
+    with Artifact.load(path, threads=1) as artifact, artifact.batch() as batch:
+        got, stats = played(batch, prompts, options)
+    plain = [{**chosen, "num_speculative_tokens": 0} for chosen in options]
+    assert got == [alone(in_graph, p, **o) for p, o in zip(prompts, plain, strict=True)]
+    assert sum(s.found_drafts for s in stats) > 0
+    assert sum(s.found_drafts for s in stats) < sum(s.drafts for s in stats), "nor does it alone"
 
 
 class _Turns:
