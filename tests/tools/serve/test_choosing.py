@@ -85,6 +85,33 @@ def test_words_that_must_not_be_said(server: Server, artifact: Artifact) -> None
     assert answer.specc["choices"][0]["token_ids"] == alone(artifact, banned_token_ids=[token])
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.5])
+def test_tokens_that_alone_may_be_said(
+    server: Server, artifact: Artifact, temperature: float
+) -> None:
+    """Without temperature each is the likeliest of them in the model's own logits after the text so far."""
+    allowed = [40, 77, 201, 300]
+    told = [
+        complete(
+            server, k, temperature=temperature, seed=8, extra_body={**REPORT, "allowed_token_ids": allowed}
+        ).specc["choices"][0]["token_ids"]
+        for k in (0, 4, -1)
+    ]  # fmt: skip
+    assert told[0] == told[1] == told[2]
+    assert len(set(told[0])) > 1
+    assert set(told[0]) <= set(allowed)
+    if temperature == 0:
+        text = ids_of(artifact, PROMPT)
+        with artifact.session() as session:
+            for token in told[0]:
+                at = list(range(len(text)))
+                session.run("prefill", {"tokens": text, "positions": at, "rows": at})
+                last = {"tokens": text[-1:], "positions": at[-1:], "rows": at[-1:]}
+                row = session.run("verify_0", last)
+                assert token == max(allowed, key=lambda v: row[0, v])
+                text.append(token)
+
+
 def test_logprobs_of_completions(server: Server, artifact: Artifact) -> None:
     plain = complete(server, 0, logprobs=2, extra_body=REPORT).choices[0]
     drafted = complete(server, 4, logprobs=2, extra_body=REPORT).choices[0]
@@ -161,7 +188,8 @@ def test_other_grammars(server: Server, extra: dict[str, Any], right: Any) -> No
         ({"logprobs": 21}, "E0702"), ({"logprobs": 1, "echo": True}, "E0703"),
         ({"guided_regex": "[a"}, "E0717"), ({"guided_regex": "a", "guided_choice": ["b"]}, "E0702"),
         ({"response_format": {"type": "json_schema"}}, "E0702"), ({"guided_json": {"type": 5}}, "E0717"),
-        ({"bad_words": ["The quick brown fox"]}, "E0703"),
+        ({"bad_words": ["The quick brown fox"]}, "E0703"), ({"allowed_token_ids": [99999]}, "E0602"),
+        ({"allowed_token_ids": []}, "E0702"),
     ],
 )  # fmt: skip
 def test_what_makes_no_sense_is_refused(server: Server, body: dict[str, Any], code: str) -> None:

@@ -79,9 +79,9 @@ class Body(_Strict):
     """What completions and chat have in common.
 
     Not OpenAI's, but vLLM's: `ignore_eos`, `stop_token_ids`, `top_k` (0 or -1: all), `min_p`, `repetition_penalty`,
-    `min_tokens`, `bad_words`, `guided_...` and `structured_outputs`. Ours: `num_speculative_tokens` (one K of
-    the artifact, -1 adapts it), `draft_weight` (share of drafts under `--length-policy priority`) and `specc`,
-    which asks for the report at the end of the answer.
+    `min_tokens`, `bad_words`, `allowed_token_ids` (no others are said), `guided_...` and `structured_outputs`. Ours:
+    `num_speculative_tokens` (one K of the artifact, -1 adapts it), `draft_weight` (share of drafts under
+    `--length-policy priority`) and `specc`, which asks for the report at the end of the answer.
     """
 
     model: str | None = None
@@ -103,6 +103,7 @@ class Body(_Strict):
     logit_bias: dict[TokenName, Annotated[float, Field(ge=-100, le=100)]] = {}
     min_tokens: Count = 0
     bad_words: Annotated[list[StopString], Field(max_length=64)] = []
+    allowed_token_ids: Annotated[list[Count], Field(min_length=1)] | None = None
     response_format: ResponseFormat | None = None
     guided_json: str | dict[str, Any] | None = None
     guided_regex: str | None = None

@@ -253,8 +253,13 @@ class Service:
 
     def _options(self, body: Body) -> dict[str, Option]:
         options = body.options
-        if body.bad_words:
-            options["banned_token_ids"] = [self._word(word) for word in body.bad_words]
+        banned = {self._word(word) for word in body.bad_words}
+        if body.allowed_token_ids is not None:
+            self._check_ids("allowed_token_ids", body.allowed_token_ids)
+            vocabulary = self.engine.manifest.model.vocab_size
+            banned.update(set(range(vocabulary)).difference(body.allowed_token_ids))
+        if banned:
+            options["banned_token_ids"] = sorted(banned)
         return options
 
     def _policy(self, body: Body) -> dict[str, Option]:
