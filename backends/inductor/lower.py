@@ -34,7 +34,8 @@ class InductorBackend:
 
         Raises BackendError (SPECC-E0403) if there is no C++ compiler.
         """
-        return Toolchain(device.isa).ahead()
+        chain = Toolchain(device.isa)
+        return chain.ahead(chain.leaf("", "empty"))  # whose headers are all leaves'
 
     def lower(
         self, program: SpeculativeProgram, into: Path, device: Device, progress: Progress

@@ -299,6 +299,28 @@ def test_what_is_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "CXX" in error.value.cure
 
 
+def test_headers_understood_before_change_no_byte(folder: Path) -> None:
+    """The same object from the text of the headers, which is what g++ goes back to for what it did not make itself."""
+    from specc.backends.toolchain import Toolchain
+
+    source = "float twice(float x) { return at::vec::Vectorized<float>(x + x).size() * x; }"
+
+    def compiled() -> bytes:
+        chain = Toolchain("x86-64-v3")
+        with chain.at_work() as start:
+            (made,) = start([chain.leaf(source, "leaf0")])
+            return made.result().read_bytes()
+
+    found = compiled()
+    (understood,) = (folder / "headers").glob("*.gch")
+    assert understood.stat().st_size > 10_000_000
+    assert compiled() == found
+    understood.write_bytes(b"of another g++")
+    Path(f"{understood}.sha256").write_text(cache.sha256(understood))
+    shutil.rmtree(folder / "objects")
+    assert compiled() == found
+
+
 def test_trimming_begins_with_what_is_idle_for_longest(folder: Path) -> None:
     for number, (part, name) in enumerate(
         [("objects", "old"), ("artifacts", "older"), ("leaves", "new")]

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from specc.errors import BackendError, UsageError
 
-PARTS = ("artifacts", "objects", "leaves", "om", "tvm", "mlc")
+PARTS = ("artifacts", "objects", "headers", "leaves", "om", "tvm", "mlc")
 """The folders that may be trimmed and cleared. Nothing else in the cache folder is touched."""
 
 DEFAULT_LIMIT = 10 * 10**9
