@@ -19,6 +19,9 @@ from specc.serve.service import Service
 
 _LOOK = 0.05
 """Seconds between two looks at whether all is done."""
+_KEEP = 75
+"""Seconds that a connection may be idle. Clients, which give theirs up after 5 (httpx) to 60, must be first: else one
+asks on a connection that is being closed, and hears nothing."""
 _SWITCH = 5e-4
 """Seconds after which the event loop yields to the worker, who asks for Python's lock several times
 a round. Python's own 5 ms are as long as a round of a small model."""
@@ -52,7 +55,7 @@ def serve(
     """Until a signal says to stop, and then until all is answered, for at most `drain_s` seconds."""
     config = uvicorn.Config(
         application(service), log_level="warning", access_log=False, lifespan="off", ws="none",
-        server_header=False, timeout_graceful_shutdown=1,
+        server_header=False, timeout_graceful_shutdown=1, timeout_keep_alive=_KEEP,
     )  # fmt: skip
     # It warns of what is written to a client that has gone, which is nobody's fault.
     logging.getLogger("asyncio").setLevel(logging.ERROR)
