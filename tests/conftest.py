@@ -97,10 +97,10 @@ BATCH_TEXTS, BATCH_LENGTH = 4, 64
 """Of 256 positions in all, as in other artifacts of the tiny model, so that its leaves are compiled once."""
 
 
-def batch_of(method: str, model: Path, folder: Path) -> Path:
+def batch_of(method: str, model: Path, folder: Path, backend: str = "inductor") -> Path:
     """`model` for several texts in one pass."""
     several = {"max_num_seqs": BATCH_TEXTS, "max_model_len": BATCH_LENGTH, "prefill_chunk": 8}
-    return artifact_of(method, model, folder, "tiny-batch", **several)
+    return artifact_of(method, model, folder, f"{backend}-batch", backend=backend, **several)
 
 
 @pytest.fixture(scope="session")

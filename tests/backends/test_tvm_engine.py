@@ -10,8 +10,9 @@ import pytest
 from specc.cli import main
 from specc.runtime import Artifact
 from tests.backends.test_inductor import ALLOWED
-from tests.conftest import artifact_of, compiled, greedy
+from tests.conftest import artifact_of, batch_of, compiled, greedy
 from tests.passes import knowing_drafters
+from tests.runtime.test_batch import together
 
 PROMPT = [7, 21, 40, 7, 21, 99, 150, 7, 21]
 NEW = 24
@@ -24,6 +25,8 @@ def wanted(tiny_model: Path) -> list[int]:
 
 
 def _artifact(method: str, model: Path, folder: Path) -> Path:
+    if method == "ngram":
+        return batch_of(method, model, folder, "tvm")
     return artifact_of(method, model, folder, "tvm", backend="tvm")
 
 
@@ -73,6 +76,16 @@ def test_logits_have_the_same_bits_in_any_block_and_on_any_number_of_threads(ngr
                 tokens, at = [PROMPT[1 + row]], [1 + row]
                 alone = bytes(one.run("verify_0", {"tokens": tokens, "positions": at, "rows": at}))
                 assert alone == bytes(block)[row * len(alone) : (row + 1) * len(alone)]
+
+
+def test_several_texts_in_one_pass(ngram: Path, tiny_model: Path) -> None:
+    """Of other lengths, in caches that lie one behind the other."""
+    prompts = [PROMPT, [5, 6, 7, 5, 6, 7, 5], [9, 10, 11, 12] * 4, [20]]
+    options = [{"num_speculative_tokens": k, "max_tokens": NEW} for k in (4, 0, -1, 2)]
+    with Artifact.load(ngram, threads=1) as engine, engine.batch() as batch:
+        got = together(batch, prompts, options)
+        assert batch.passes.texts > batch.passes.passes
+    assert got == [greedy(tiny_model, prompt, NEW) for prompt in prompts]
 
 
 def test_sampled_tokens_do_not_depend_on_speculation(ngram: Path) -> None:

@@ -267,7 +267,7 @@ def test_a_backend_is_for_its_devices(backend: str, device: str) -> None:
 @pytest.mark.parametrize(
     "where",
     [
-        {"backend": "reference"}, {"backend": "tvm"}, {"device": "onnx"}, {"device": "ascend:Ascend910B3"},
+        {"backend": "reference"}, {"device": "onnx"}, {"device": "ascend:Ascend910B3"},
         {"format": "mlc", "method": "draft_model", "drafter": "d"},
         {"method": "medusa", "drafter": "d", "tree": "4"},
     ],

@@ -76,7 +76,9 @@ def page(root: Path) -> str:
         "", f"By `--backend tvm`, with transformers' tokens: {', '.join(through_tvm)}; and, run by the engine, llama "
         f"with {methods} and trained drafters that know their text.",
         "", "Several texts in one pass (`--max-num-seqs`), each with the tokens that it makes alone: llama with ngram, "
-        f"{', '.join(_names(tests / 'runtime/test_batch.py', 'IN_GRAPH'))}, by the inductor backend.",
+        "trees of ngram and suffix, mtp:structure, "
+        f"{', '.join(_names(tests / 'runtime/test_batch.py', 'IN_GRAPH'))}, also with a host drafter beside it, by the "
+        "inductor backend; and with ngram by the tvm backend.",
         "", *_other_ways(tests),
         "", f"Tensor types of GGUF files: {types}.", "",
         f"Layouts of trained drafters, each with the drafts that eager code on the checkpoint makes: {formats}.", "",

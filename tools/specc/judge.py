@@ -245,7 +245,7 @@ _MLC: Limits = {
     "static": (False,), "max_num_seqs": (1,),
 }  # fmt: skip
 _BACKENDS: Mapping[str, Limits] = {
-    TVM: {"quant": TVM_QUANTS, "max_num_seqs": (1,)},
+    TVM: {"quant": TVM_QUANTS},
     REFERENCE: {"static": (False,), "max_num_seqs": (1,)},
 }  # fmt: skip
 
