@@ -6,6 +6,7 @@ import ctypes as c
 import os
 import threading
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,8 @@ class GraphRunner:
     def __init__(self, library: c.CDLL, path: Path, manifest: Manifest, threads: int) -> None:
         assert manifest.graphs is not None
         self._path, self._files, self._threads = path, manifest.graphs.files, threads
-        self._sessions: dict[str, _Session] = {}
+        self._sessions: dict[str, GraphSession] = {}
+        self._opens: Callable[[Path, int], GraphSession] = GraphSession
         # Through a weak reference: the library must not keep what keeps it.
         self._callback = _Executor(_weakly(self))
         library.specc_model_executor.restype = None
@@ -45,8 +47,13 @@ class GraphRunner:
     def run(self, name: str, given: Any, taken: Any) -> None:
         """Run the graph `name` on the engine's tensors."""
         if name not in self._sessions:
-            self._sessions[name] = _Session(self._path / self._files[name], self._threads)
+            self._sessions[name] = self._opens(self._path / self._files[name], self._threads)
         self._sessions[name].run(given, taken)
+
+    def open_by(self, opens: Opens) -> None:
+        """From now on `opens` makes what runs a graph, in place of what there is: to look inside."""
+        self._opens = opens
+        self._sessions.clear()
 
 
 def device_runs(path: Path) -> bool:
@@ -88,10 +95,11 @@ def _weakly(runner: GraphRunner) -> Any:
     return run
 
 
-class _Session:
+class GraphSession:
     """One graph. Tensors are the engine's memory; only integers are copied, as graphs take them in 32 bits."""
 
-    def __init__(self, file: Path, threads: int) -> None:
+    def __init__(self, file: Path, threads: int, model: bytes | None = None) -> None:
+        """Open `file`; or `model`, an edition of it that shares its weights."""
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
@@ -99,20 +107,33 @@ class _Session:
         options.log_severity_level = 3
         # Weights stay mapped files that all graphs share; packing would copy them for each.
         options.add_session_config_entry("session.disable_prepacking", "1")
+        if model is not None:
+            key = "session.model_external_initializers_file_folder_path"
+            options.add_session_config_entry(key, str(file.parent))
         self._session = onnxruntime.InferenceSession(
-            str(file), options, providers=["CPUExecutionProvider"]
+            str(file) if model is None else model, options, providers=["CPUExecutionProvider"]
         )
         self._inputs = [(i.name, i.type, tuple(i.shape)) for i in self._session.get_inputs()]
         self._outputs = [(o.type, tuple(o.shape)) for o in self._session.get_outputs()]
 
     def run(self, given: Any, taken: Any) -> None:
+        """From `given` to `taken`, arrays of `specc_graph_data`."""
         feed = {
             name: _view(given[i], type_, shape, whole=True)
             for i, (name, type_, shape) in enumerate(self._inputs)
         }
-        results = self._session.run(None, feed)
+        results = self._results(feed)
         for i, (result, (type_, shape)) in enumerate(zip(results, self._outputs, strict=True)):
             _view(taken[i], type_, shape, whole=False)[...] = result
+
+    def _results(self, feed: dict[str, Any]) -> list[Any]:
+        """The graph's results, in its order."""
+        results: list[Any] = self._session.run(None, feed)
+        return results
+
+
+Opens = Callable[[Path, int], GraphSession]
+"""(file of a model, threads) -> what runs it."""
 
 
 def _view(at: Any, type_: str, shape: tuple[int, ...], *, whole: bool) -> Any:

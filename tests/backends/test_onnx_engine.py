@@ -166,6 +166,7 @@ WRONG = [
     ("--device onnx --opset 19", "E0103"),
     ("--opset 15", "E0104"),
     ("--graph-dtype f16", "E0104"),
+    ("--device onnx --graph-dtype bf16", "E0103"),
     ("--device onnx --quant int8", "E0104"),
     ("--device onnx --method eagle:adaptive", "E0104"),
     ("--device onnx --method dspark --tree 8", "E0104"),
@@ -201,7 +202,9 @@ def test_bench_compares_every_function_with_eager(
         assert (found["prompts"], found["tokens"], found["equal"]) == (3, 24, 24)
         assert sorted(found["most_off_eager"]) == ["verify_0", "verify_2", "verify_4"]
         assert max(found["most_off_eager"].values()) < 1e-4
-        assert found["same_texts"] == 3
+        for texts in ("plain", "against"):
+            assert found[texts] == {"texts": 3, "same": 3, "parted": [], "wrong": []}
+        assert found["attention_off"]["any_layer"] == 0 < found["attention_off"]["largest_value"]
         proposed = 0 if name == "without_cann" else 3 * (2 + 4)
         assert found["same_drafts"] == {"proposed": proposed, "equal": proposed}
         if proposed:  # the drafter is the target

@@ -8,9 +8,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from bench.attention import Seen, watched
 from specc.cli import main
 from specc.errors import ArtifactError, UsageError
 from specc.judge import check_request
@@ -27,6 +29,8 @@ ARTIFACTS: dict[str, dict[str, Any]] = {
     "heads2": {"kv_shards": (2, ""), "drafter": "itself"},
     "rows4-draft": {"kv_shards": (4, "rows"), "drafter": "itself"},
 }
+PLACES = (5, 62, 126, 129)
+"""Rows before, on and behind the end of a shard."""
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +47,7 @@ def engines(
                 given["drafter"] = str(tiny_model)
             method = "draft_model" if "drafter" in options else "ngram"
             path = compiled(tiny_model, folder / f"{name}.specc", method, **given)
-            found[name] = stack.enter_context(Artifact.load(path))
+            found[name] = stack.enter_context(Artifact.load(path, threads=1))
         yield found
 
 
@@ -60,19 +64,65 @@ def test_tokens_are_those_of_transformers(
             assert found.stats.accepted_tokens == found.stats.draft_tokens > 0
 
 
-@pytest.mark.parametrize("name", sorted(set(ARTIFACTS) - {"whole"}))
-def test_logits_are_those_of_one_device(name: str, engines: dict[str, Artifact]) -> None:
-    """Of rows before, on and behind the end of a shard."""
+@pytest.fixture(scope="module")
+def of_one_device(engines: dict[str, Artifact]) -> list[tuple[torch.Tensor, Seen]]:
+    return _scored(engines["whole"])
+
+
+def _scored(engine: Artifact) -> list[tuple[torch.Tensor, Seen]]:
+    """Logits of three rows at each of PLACES, and what attention yielded."""
     found = []
-    for engine in (engines["whole"], engines[name]):
-        with engine.session() as session:
-            session.append([3 + i % 90 for i in range(130)])
-            for root in (5, 62, 126, 129):
+    with engine.session() as session:
+        session.append([3 + i % 90 for i in range(130)])
+        with watched(engine) as seen:
+            for root in PLACES:
                 place = [root, root + 1, root + 2]
                 inputs = {"tokens": [9, 8, 7], "positions": place, "rows": place}
-                found.append(torch.tensor(session.run("verify_2", inputs).tolist()))
-    whole, sharded = torch.stack(found[:4]), torch.stack(found[4:])
-    torch.testing.assert_close(sharded, whole, rtol=1e-5, atol=1e-5)
+                logits = torch.tensor(session.run("verify_2", inputs).tolist())
+                found.append((logits, seen.take()))
+    return found
+
+
+@pytest.mark.parametrize("name", sorted(set(ARTIFACTS) - {"whole"}))
+def test_attention_and_logits_are_those_of_one_device(
+    name: str, engines: dict[str, Artifact], of_one_device: list[tuple[torch.Tensor, Seen]]
+) -> None:
+    """What the merge yields: in the first layer, whose inputs are equal, one device's; in all, double precision's.
+
+    (Further on, inputs differ by how sums were ordered before, as one device's differ from double precision's.)
+    """
+    for (logits, seen), (whole, plain) in zip(_scored(engines[name]), of_one_device, strict=True):
+        np.testing.assert_allclose(seen.layers[0], plain.layers[0], rtol=0, atol=1e-5)
+        assert sorted(seen.layers) == [0, 1, 2, 3]
+        for layer, found in seen.layers.items():
+            want = exact(seen.shares[f"verify_2.attend_{layer}"], layer, name.startswith("rows"))
+            np.testing.assert_allclose(found, want, rtol=0, atol=1e-5)
+        torch.testing.assert_close(logits, whole, rtol=1e-5, atol=1e-5)
+
+
+def exact(shares: list[dict[str, Any]], layer: int, by_rows: bool) -> Any:
+    """Softmax attention over all that devices have, in double precision: f64[T, heads * width]."""
+    scores, values = [], []
+    for share in shares:
+        given = {name: array.astype(np.float64) for name, array in share.items()}
+        rows, heads, width = given["k_new"].shape
+        # Of each layer keys, then values.
+        cache = given["cache"][0].reshape(-1, 4, 2, heads, width)[:, layer]
+        keys, held = (
+            np.concatenate([cache[:, kind], given[new]]).repeat(4 // 2, 1)
+            for kind, new in enumerate(("k_new", "v_new"))
+        )
+        score = np.einsum("thd,shd->hts", given["q"], keys) / width**0.5
+        scores.append(score + np.concatenate([given["old"], given["new"]], 1))
+        values.append(held)
+    ways = [range(len(shares))] if by_rows else [[i] for i in range(len(shares))]
+    found = []
+    for way in ways:
+        score = np.concatenate([scores[i] for i in way], 2)
+        weights = np.exp(score - score.max(2, keepdims=True))
+        weights /= weights.sum(2, keepdims=True)
+        found.append(np.einsum("hts,shd->thd", weights, np.concatenate([values[i] for i in way])))
+    return np.concatenate(found, 1).reshape(rows, -1)
 
 
 def test_nothing_runs_on_several_npus(

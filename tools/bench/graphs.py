@@ -43,8 +43,10 @@ def compare(
     change places: tokens within twice that are ties, and `wrong` lists the others. Logits are compared on the first
     prompts, of every function that scores, behind a prefill.
 
-    `other`: an artifact of the same model and method, as for --device cpu, to compare texts and drafts of the first
-    prompts with, too.
+    `plain`: the artifact's own text without drafts, which drafts must not change. In half precision it is what can be
+    equal: eager's single precision tells how far rounding goes, and eager in half precision rounds elsewhere.
+    `other`: an artifact of the same model and method, as for --device cpu: its text without drafts (`against`), its
+    drafts behind the first prompts, and, where it has graphs too, what attention yields there.
     `above`: prompts with no more tokens a round than that are left out.
     """
     manifest = artifact.manifest
@@ -56,7 +58,9 @@ def compare(
         ("prompts", "left_out", "tokens", "equal", "rounds", "draft_tokens", "accepted_tokens"), 0
     )
     drafts = {"proposed": 0, "equal": 0}
-    same = 0
+    others = {"plain": artifact} if other is None else {"plain": artifact, "against": other}
+    texts_of = {name: _Texts() for name in others}
+    attention: dict[str, float] = {}
     for number, prompt in enumerate(ids, 1):
         answer = artifact.generate(
             prompt, max_tokens=new, num_speculative_tokens=widest, ignore_eos=True
@@ -78,13 +82,14 @@ def compare(
             sums["equal"] += not margin
             if margin:
                 unequal.append({"prompt": number, "place": place, "margin": margin})
+        for name, one in others.items():
+            plain = one.generate(prompt, max_tokens=new, num_speculative_tokens=0, ignore_eos=True)
+            texts_of[name].add(number, answer.token_ids, plain.token_ids, rows)
         if sums["prompts"] > COMPARED:
             continue
-        if other is not None:
-            plain = other.generate(
-                prompt, max_tokens=new, num_speculative_tokens=0, ignore_eos=True
-            )
-            same += plain.token_ids == answer.token_ids
+        if other is not None and other.manifest.graphs is not None and manifest.graphs is not None:
+            for name, value in _attention(artifact, other, widest, told, len(prompt) - 1).items():
+                attention[name] = max(attention.get(name, 0.0), value)
         for k in manifest.num_speculative_tokens:
             most = _difference(artifact, k, told, len(prompt) - 1, logits)
             off[f"verify_{k}"] = max(off.get(f"verify_{k}", 0.0), most)
@@ -98,29 +103,82 @@ def compare(
         **sums, "dtype": dtype, "drafts": widest, "ties": len(unequal) - len(wrong), "tie": tie,
         "widest_tie": max((u["margin"] for u in unequal if u not in wrong), default=0.0), "wrong": wrong,
         "tokens_a_round": sums["tokens"] / max(1, sums["rounds"]), "most_off_eager": off,
-        "tolerance": TOLERANCE[dtype],
+        "tolerance": TOLERANCE[dtype], **{name: t.facts(tie) for name, t in texts_of.items()},
     }  # fmt: skip
-    return found if other is None else found | {"same_texts": same, "same_drafts": drafts}
+    if attention:
+        found["attention_off"] = attention
+    return found if other is None else found | {"same_drafts": drafts}
 
 
 def passed(facts: dict[str, Any]) -> bool:
-    """Logits are within the tolerance, and every token is eager's or a tie."""
+    """Logits are within the tolerance; every token is eager's or a tie, and texts part from others at ties alone."""
     near = all(most <= facts["tolerance"] for most in facts["most_off_eager"].values())
-    return near and not facts["wrong"] and facts["prompts"] > 0
+    parted = any(facts[name]["wrong"] for name in ("plain", "against") if name in facts)
+    return near and not facts["wrong"] and not parted and facts["prompts"] > 0
+
+
+class _Texts:
+    """Texts with drafts beside those of another way to say them."""
+
+    def __init__(self) -> None:
+        self.texts = self.same = 0
+        self.parted: list[dict[str, float]] = []
+        """Where they part first, and how far the two tokens' logits are apart in eager."""
+
+    def add(
+        self, prompt: int, answer: Sequence[int], plain: Sequence[int], rows: torch.Tensor
+    ) -> None:
+        """`rows`: eager's logits behind which each token of `answer` stands."""
+        self.texts += 1
+        place = next((i for i, (a, b) in enumerate(zip(answer, plain, strict=True)) if a != b), -1)
+        self.same += place < 0
+        if place >= 0:
+            margin = abs(float(rows[place, answer[place]] - rows[place, plain[place]]))
+            self.parted.append({"prompt": prompt, "place": place, "margin": margin})
+
+    def facts(self, tie: float) -> dict[str, Any]:
+        wrong = [p for p in self.parted if p["margin"] >= tie]
+        return {"texts": self.texts, "same": self.same, "parted": self.parted, "wrong": wrong}
 
 
 def _difference(
     artifact: Artifact, k: int, told: Sequence[int], root: int, logits: torch.Tensor
 ) -> float:
     """The greatest distance from eager's logits, of the function that scores `k` drafts."""
-    run = range(root, min(root + k + 1, len(told) - 1))
-    place = [*run, *[run[-1]] * (k + 1 - len(run))]
-    inputs = {"tokens": [told[p] for p in place], "positions": place, "rows": place}
+    inputs = _rows(k, told, root)
     with artifact.session() as session:
         session.append(told[: root + 1])
         row = session.run(f"verify_{k}", inputs)
     found = torch.tensor(row.tolist())[:, : logits.shape[1]]
-    return float((found - logits[place]).abs().max())
+    return float((found - logits[inputs["rows"]]).abs().max())
+
+
+def _rows(k: int, told: Sequence[int], root: int) -> dict[str, list[int]]:
+    """The inputs of verify_`k` at `root`; beyond the text's end its last row."""
+    run = range(root, min(root + k + 1, len(told) - 1))
+    place = [*run, *[run[-1]] * (k + 1 - len(run))]
+    return {"tokens": [told[p] for p in place], "positions": place, "rows": place}
+
+
+def _attention(
+    artifact: Artifact, other: Artifact, k: int, told: Sequence[int], root: int
+) -> dict[str, float]:
+    """How far what attention yields is off the other's: in the first layer, whose inputs are equal, and at most."""
+    from bench.attention import watched
+
+    found = []
+    for one in (artifact, other):
+        with one.session() as session:
+            session.append(told[: root + 1])
+            with watched(one) as seen:
+                session.run(f"verify_{k}", _rows(k, told, root))
+            found.append(seen.layers)
+    ours, its = found
+    off = {n: float(abs(ours[n].astype("f8") - its[n]).max()) for n in sorted(ours)}
+    if not off:
+        return {}
+    largest = max(float(abs(x).max()) for x in its.values())
+    return {"first_layer": off[min(off)], "any_layer": max(off.values()), "largest_value": largest}
 
 
 def _drafts(artifact: Artifact, k: int, told: Sequence[int]) -> list[int]:
