@@ -6,6 +6,7 @@ import contextlib
 import errno
 import hashlib
 import os
+import platform
 import shutil
 import signal
 import subprocess
@@ -21,7 +22,7 @@ from pathlib import Path
 import torch
 
 from specc import cache
-from specc.backends.base import Progress
+from specc.backends.base import Progress, arch_of
 from specc.cache import Pieces
 from specc.errors import BackendError
 from specc.runtime import sources
@@ -31,7 +32,9 @@ _DEFINITIONS = (
     "TORCH_INDUCTOR_CPP_WRAPPER", "STANDALONE_TORCH_HEADER", "C10_USING_CUSTOM_GENERATED_MACROS",
     "NDEBUG",
 )  # fmt: skip
-_CAPABILITY = {"x86-64-v3": "AVX2", "x86-64-v4": "AVX512"}
+_CAPABILITY = {"x86-64-v3": "AVX2", "x86-64-v4": "AVX512", "armv8-a": "NEON"}
+_NEON = ("-DAT_BUILD_ARM_VEC256_WITH_SLEEF", f"-I{sources.CPP / 'model/neon'}")
+"""Torch's vector headers then call SLEEF's functions, by the names of specc's own."""
 # Contraction is off where Inductor wrote the code, since eager does not contract, and on where specc did, since its
 # kernels are chains of fused multiply-adds by design.
 _LEAF_FLAGS = (
@@ -79,11 +82,19 @@ class Toolchain:
 
     def __init__(self, isa: str) -> None:
         self.isa = isa
-        found = shutil.which(os.environ.get("CXX", "g++"))
+        arch = arch_of(isa)
+        name = "g++" if arch == platform.machine() else f"{arch}-linux-gnu-g++"
+        found = shutil.which(os.environ.get("CXX", name))
         if found is None:
             raise BackendError(
-                "SPECC-E0403", "there is no C++ compiler", expected="g++ 11 or newer, or CXX",
-                cure="apt-get install g++",
+                "SPECC-E0403", f"there is no C++ compiler for {arch}",
+                expected=f"{name} 11 or newer, or CXX",
+                cure="apt-get install g++, or for --isa neon g++-aarch64-linux-gnu",
+            )  # fmt: skip
+        if arch != platform.machine() and arch not in (makes := _told(found, "-dumpmachine")):
+            raise BackendError(
+                "SPECC-E0403", f"the C++ compiler is none for {arch}", where=found, expected=name,
+                found=makes, cure="unset CXX, or set it to one for that architecture",
             )  # fmt: skip
         self.compiler = found
         self._running: set[subprocess.Popen[str]] = set()
@@ -106,6 +117,7 @@ class Toolchain:
         flags = (
             *_LEAF_FLAGS, self.march, *(f"-D{d}" for d in _DEFINITIONS),
             f"-DCPU_CAPABILITY={capability}", f"-DCPU_CAPABILITY_{capability}",
+            *(_NEON if capability == "NEON" else ()),
             f"-I{_TORCH}", f"-I{_TORCH / 'torch/csrc/api/include'}", f"-I{sources.CPP / 'model'}",
         )  # fmt: skip
         if header is None:
@@ -144,7 +156,7 @@ class Toolchain:
         return [*objects, Object(table, f"{folder}_table", flags, header)]
 
     def engine(self) -> list[Object]:
-        """libspecc: engine, tokenizer and C ABI, for any x86-64, a folder at a time.
+        """libspecc: engine, tokenizer and C ABI, for any CPU of its architecture, a folder at a time.
 
         Most of what a file costs is the standard library's headers, so the files of a folder are read as one; names
         that they keep to themselves must differ.
@@ -235,8 +247,12 @@ class Toolchain:
                 self.compiler, "-r", "-nostdlib", "-Wl,--force-group-allocation", "-o", str(whole), *map(str, objects),
             ], into.name)  # fmt: skip
             names = ["--wildcard", f"--keep-global-symbol={exports}", str(whole)]
-            self._run(["objcopy", *names], into.name)
-            self._run(["ar", "rcsD", str(into), str(whole)], into.name)
+            self._run([self._tool("objcopy"), *names], into.name)
+            self._run([self._tool("ar"), "rcsD", str(into), str(whole)], into.name)
+
+    def _tool(self, name: str) -> str:
+        """The compiler's own: that of the machine may know no other processor's files."""
+        return _told(self.compiler, f"-print-prog-name={name}") or name
 
     def link(self, objects: Sequence[Path], into: Path, *, exports: str) -> None:
         """A shared library that exports the names matching `exports` alone and needs libstdc++ and libc only."""
@@ -268,7 +284,8 @@ class Toolchain:
         settings = [
             f.partition("-prefix-map=")[0] for f in flags if not f.startswith(("-I", "-iquote"))
         ]
-        identity = "\0".join([self.version, torch.__version__, *settings, *texts])
+        arch = arch_of(self.isa)  # a clang says nothing of it
+        identity = "\0".join([self.version, arch, torch.__version__, *settings, *texts])
         return hashlib.sha256(identity.encode()).hexdigest()[:32]
 
     def _understand(self, text: str, flags: Sequence[str]) -> Path:
@@ -315,6 +332,12 @@ def _environment() -> dict[str, str]:
     """Without folders to search first, which no key of the cache knows the content of."""
     elsewhere = ("CPATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH")
     return {**{k: v for k, v in os.environ.items() if k not in elsewhere}, "LC_ALL": "C"}
+
+
+def _told(compiler: str, option: str) -> str:
+    """What the compiler prints when asked, or nothing."""
+    command = [compiler, option]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def _version(compiler: str) -> str:

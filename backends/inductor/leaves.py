@@ -26,7 +26,7 @@ from specc.ir import Function
 INSTEAD = "--backend reference"
 """What to try where Inductor fails."""
 
-VECTOR_BITS = {"x86-64-v3": 256, "x86-64-v4": 512}
+VECTOR_BITS = {"x86-64-v3": 256, "x86-64-v4": 512, "armv8-a": 128}
 
 
 def generate(function: Function, isa: str) -> str:
@@ -60,7 +60,7 @@ def _vector_isa(isa: str) -> Iterator[None]:
     """Let Inductor vectorise for `isa`, whatever this machine has."""
     from torch._inductor import cpu_vec_isa
 
-    known = {256: cpu_vec_isa.VecAVX2, 512: cpu_vec_isa.VecAVX512}
+    known = {128: cpu_vec_isa.VecNEON, 256: cpu_vec_isa.VecAVX2, 512: cpu_vec_isa.VecAVX512}
     chosen = known[VECTOR_BITS[isa]]()
     with mock.patch.object(cpu_vec_isa, "valid_vec_isa_list", return_value=[chosen]):
         yield

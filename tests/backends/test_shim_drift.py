@@ -19,6 +19,7 @@ from specc.ir import Role
 from specc.ir.importers.folder import load_folder
 from specc.ir.importers.huggingface import import_model
 from specc.passes import pipelines
+from specc.runtime import sources
 
 RUNTIME = Path(torch.__file__).parent / "include/torch/csrc/inductor/aoti_runtime"
 CALL = re.compile(r"\b(aoti_torch_\w+)\s*\(")
@@ -54,6 +55,21 @@ def test_headers_that_leaves_inline_call_nothing_the_runtime_lacks() -> None:
             called |= set(CALL.findall(path.read_text()))
     unknown = {name for name in called - shim_names() if not UNREACHED.search(name)}
     assert unknown == set(), f"torch {torch.__version__} inlines calls that the runtime has not"
+
+
+def test_vectors_of_arm_call_nothing_the_runtime_lacks() -> None:
+    """Torch's headers for NEON, which are read when leaves are compiled for ARM; some names are put together there."""
+    folder = Path(torch.__file__).parent / "include/ATen/cpu/vec/vec128"
+    text = "".join((folder / f"vec128_{kind}_neon.h").read_text() for kind in ("float", "double"))
+    called = {name for name in re.findall(r"\bSleef_\w+", text) if not name.endswith("sve")}
+    built = r"^ *DEFINE_SLEEF_COMPATIBLE_(?:UN|BIN)ARY_ELEMENTWISE_FUNC\((\w+)\)"
+    plain = re.findall(built, text, re.MULTILINE)
+    called |= {f"Sleef_{name}f4_u10" for name in plain}
+    declared = (sources.CPP / "model/neon/sleef.h").read_text()
+    offered = set(re.findall(r"\b(Sleef_\w+)\)", declared))
+    assert len(plain) > 10
+    assert called <= offered
+    assert offered <= shim_names()
 
 
 def test_a_leaf_brings_no_container_and_no_checks_of_its_inputs(tiny_model: Path) -> None:

@@ -6,6 +6,8 @@ import pytest
 from tests.runtime.kernels import driver
 from tests.runtime.sampling import driver as sampling
 
+collect_ignore = [] if driver.ARM in driver.ISAS else ["test_arm.py"]
+
 
 @pytest.fixture(scope="session")
 def libraries():

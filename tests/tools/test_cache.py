@@ -297,6 +297,10 @@ def test_what_is_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
         Toolchain("x86-64-v3")
     assert error.value.where == "/bin/false"
     assert "CXX" in error.value.cure
+    # A compiler, but of this machine's code: --isa neon needs one for ARM.
+    monkeypatch.setenv("CXX", "g++")
+    with pytest.raises(BackendError, match=r"SPECC-E0403[\s\S]*aarch64[\s\S]*x86_64"):
+        Toolchain("armv8-a")
 
 
 def test_headers_understood_before_change_no_byte(folder: Path) -> None:

@@ -281,3 +281,15 @@ def test_batches_are_played_by_the_engine_over_compiled_leaves(where: dict[str, 
 def test_archives_are_of_code_alone(where: dict[str, str]) -> None:
     with pytest.raises(UsageError, match="--static"):
         request(static=True, method="ngram", **where)
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        {"method": "auto"}, {"backend": "tvm"}, {"backend": "reference"}, {"device": "onnx"}, {"device": "cuda:sm_90"},
+        {"format": "mlc", "method": "draft_model", "drafter": "d"},
+    ],
+)  # fmt: skip
+def test_code_for_arm_is_inductors_and_measures_nothing_here(where: dict[str, str]) -> None:
+    with pytest.raises(UsageError, match="--isa"):
+        request(isa="neon", **{"method": "ngram", **where})

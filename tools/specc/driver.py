@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from specc.backends.artifact import TokenizerFiles, write_artifact
-from specc.backends.base import Device, find_backend
+from specc.backends.base import Device, arch_of, find_backend
 from specc.destination import whole_or_nothing
 from specc.device_names import CUDA, kind_of
 from specc.ir import SpeculativeProgram
@@ -92,8 +92,10 @@ def _device(request: CompileRequest) -> Device:
     kind, _, name = request.device.partition(":")
     gpu = name if kind == CUDA else ""
     graphs = "" if kind in ("cpu", CUDA) else request.device
+    isa = isa_of(request)
     return Device(
-        isa=isa_of(request),
+        arch=arch_of(isa),
+        isa=isa,
         graphs=graphs,
         opset=request.opset,
         link_gbps=request.link_gbps,

@@ -25,7 +25,7 @@ _LONGEST_TREE = 1 << 16
 MOST_SHARDS = 16
 """Devices of the largest server that specc knows."""
 
-Isa = Literal["native", "avx2", "avx512"]
+Isa = Literal["native", "avx2", "avx512", "neon"]
 
 
 def bad_value(flag: str, expected: str, found: object, cure: str = "") -> UsageError:

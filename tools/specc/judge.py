@@ -25,6 +25,7 @@ from specc.request import (
     MLC,
     MLC_K,
     MOST_DRAFTS,
+    OF_X86,
     REFERENCE,
     TVM,
     CompileRequest,
@@ -221,18 +222,29 @@ def _check_device(request: CompileRequest) -> None:
         raise flags.bad_value("--opset", f"{least} to {most}, which CANN reads", request.opset)
     _check_limits(here, request, _DEVICES[kind])
     _check_limits(f"--backend {backend}", request, _BACKENDS.get(backend, {}))
+    if request.method == AUTO and request.isa not in OF_X86:
+        raise flags.conflict(
+            f"--method auto measures on this machine, which runs no code for --isa {request.isa}",
+            "name one with --method",
+        )  # fmt: skip
 
 
 Limits = Mapping[str, tuple[object, ...]]
 """The values of a flag that there are, usual one first; of flags that are not named, all."""
 
-_PLAIN: Limits = {"quant": ("none",), "tree": (None,), "static": (False,), "max_num_seqs": (1,)}
+_PLAIN: Limits = {
+    "isa": OF_X86,
+    "quant": ("none",),
+    "tree": (None,),
+    "static": (False,),
+    "max_num_seqs": (1,),
+}
 _SINGLE: Limits = {"dtype": ("auto", "f32")}
 _GRAPHS: Limits = {**_PLAIN, **_SINGLE, "kv_cache_dtype": ("auto", "f32", "f16")}
 _DEVICES: Mapping[str, Limits] = {
     "cpu": {**_SINGLE, "opset": (0,), "graph_dtype": ("f32",)},
     CUDA: {
-        "static": (False,), "max_num_seqs": (1,), "quant": tuple(q for q in QUANTS if q != "bf16"),
+        "isa": OF_X86, "static": (False,), "max_num_seqs": (1,), "quant": tuple(q for q in QUANTS if q != "bf16"),
         "kv_arena": ("auto",), "opset": (0,),
         "graph_dtype": ("f32",), "draft_vocab_size": (0,),
     },
@@ -242,11 +254,11 @@ _DEVICES: Mapping[str, Limits] = {
 _MLC: Limits = {
     "device": ("cpu",), "backend": (None, TVM), "tree": (None,), "host_drafter": (None,), "drafter_options": ({},),
     "quant": TVM_QUANTS, "kv_cache_dtype": ("auto", "f32"), "kv_arena": ("auto",), "draft_vocab_size": (0,),
-    "static": (False,), "max_num_seqs": (1,),
+    "static": (False,), "max_num_seqs": (1,), "isa": OF_X86,
 }  # fmt: skip
 _BACKENDS: Mapping[str, Limits] = {
-    TVM: {"quant": TVM_QUANTS},
-    REFERENCE: {"static": (False,), "max_num_seqs": (1,)},
+    TVM: {"isa": OF_X86, "quant": TVM_QUANTS},
+    REFERENCE: {"isa": OF_X86, "static": (False,), "max_num_seqs": (1,)},
 }  # fmt: skip
 
 

@@ -11,7 +11,8 @@ from specc.destination import check_folder
 from specc.device_names import ASCEND, CUDA, ONNX, kind_of
 from specc.method_table import AUTO, ON_HOST
 
-ISAS = {"avx2": "x86-64-v3", "avx512": "x86-64-v4"}
+ISAS = {"avx2": "x86-64-v3", "avx512": "x86-64-v4", "neon": "armv8-a"}
+OF_X86 = ("native", "avx2", "avx512")
 TVM, REFERENCE = "tvm", "reference"
 MLC = "mlc"
 MLC_K = 4

@@ -3,6 +3,7 @@
 import concurrent.futures
 import ctypes
 import hashlib
+import os
 import pathlib
 import subprocess
 
@@ -10,6 +11,7 @@ import numpy as np
 from filelock import FileLock
 
 from specc import cache
+from tests.runtime.kernels.remote import Remote
 
 HERE = pathlib.Path(__file__).parent
 RUNTIME = HERE.parents[2] / "runtime"
@@ -31,9 +33,13 @@ LINK = ["-Wl,-z,defs", f"-Wl,--version-script={MODEL / 'export.map'}"]
 DTYPES = {"float16": 5, "float32": 6, "float64": 7, "int64": 4, "uint8": 0, "bfloat16": 15}
 NUMPY = {number: name for name, number in DTYPES.items()}
 CPU_FLAGS = pathlib.Path("/proc/cpuinfo").read_text()
-ISAS = ["x86-64-v3"] + ["x86-64-v4"] * all(
+NATIVE = ["x86-64-v3"] + ["x86-64-v4"] * all(
     f" avx512{x}" in CPU_FLAGS for x in ("f", "vl", "bw", "dq", "cd")
 )
+ARM = "armv8-a"
+# Ten times slower, and with tools that pip does not have: for who works on kernels.
+ISAS = NATIVE + [ARM] * (os.environ.get("SPECC_TEST_ARM") == "1")
+CROSS, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64-static"
 
 P, I32, I64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 BODY = ctypes.CFUNCTYPE(None, P, I32)
@@ -68,7 +74,9 @@ class KernelError(Exception):
 class Model:
     """A loaded model library."""
 
-    def __init__(self, library, spawn):
+    def __init__(self, library, spawn, probe):
+        self.largest_error = ctypes.CDLL(str(probe)).largest_error
+        self.largest_error.restype = ctypes.c_double
         entry = ctypes.CDLL(str(library)).specc_model_entry
         entry.restype = ctypes.POINTER(Table)
         self.table = entry().contents
@@ -153,30 +161,28 @@ def build(work):
     sources = [s for s in sorted(MODEL.glob("*.cpp")) if not s.name.startswith("bench_")]
     commands, links = [], []
     for isa in ISAS:
+        compiler = CROSS if isa == ARM else "g++"
+        extra = ["-fvisibility=hidden", f"-march={isa}", f'-DTEST_ISA="{isa}"']
+        served = [HERE / f"{name}.cpp" for name in ("served", "host", "vecmath_probe")]
         objects = []
-        for source in [*sources, HERE / "leaves.cpp"]:
+        for source in [*sources, HERE / "leaves.cpp", *(served if isa == ARM else ())]:
             objects.append(work / f"{source.stem}.{isa}.o")
-            extra = ["-fvisibility=hidden", f"-march={isa}", f'-DTEST_ISA="{isa}"']
-            commands.append(["g++", *FLAGS, *extra, "-c", source, "-o", objects[-1]])
-        links.append(["g++", "-shared", *LINK, *objects, "-o", work / f"{isa}.so"])
-        commands.append(
-            [
-                "g++",
-                *FLAGS,
-                f"-march={isa}",
-                "-shared",
-                HERE / "vecmath_probe.cpp",
-                "-o",
-                work / f"vecmath.{isa}.so",
-            ]
-        )
-    commands.append(
-        ["g++", *FLAGS, "-shared", HERE / "host.cpp", "-lpthread", "-o", work / "host.so"]
-    )
+            commands.append([compiler, *FLAGS, *extra, "-c", source, "-o", objects[-1]])
+        if isa == ARM:
+            links.append([compiler, "-static", *objects, "-o", work / isa])
+            continue
+        links.append([compiler, "-shared", *LINK, *objects, "-o", work / f"{isa}.so"])
+        probe = [HERE / "vecmath_probe.cpp", "-o", work / f"vecmath.{isa}.so"]
+        commands.append([compiler, *FLAGS, f"-march={isa}", "-shared", *probe])
+    host = [HERE / "host.cpp", "-lpthread", "-o", work / "host.so"]
+    commands.append(["g++", *FLAGS, "-shared", *host])
     compile_all(commands)
     compile_all(links)
 
 
 def load(work):
     spawn = ctypes.CDLL(str(work / "host.so")).spawn_parts
-    return {isa: Model(work / f"{isa}.so", spawn) for isa in ISAS}
+    models = {isa: Model(work / f"{isa}.so", spawn, work / f"vecmath.{isa}.so") for isa in NATIVE}
+    if ARM in ISAS:
+        models[ARM] = Remote([EMULATOR, work / ARM], NUMPY, DTYPES, KernelError)
+    return models

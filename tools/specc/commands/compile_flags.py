@@ -93,7 +93,8 @@ class CompileFlags(RewriteFlags):
     Args:
         backend: Who generates the code for CPUs: inductor, if left out; tvm: TVM's Relax and kernels in TIR; or
             reference: plain torch, slow, to find whose fault is a fault. Other devices have one each.
-        isa: CPU instructions that the code may use; native takes this machine's.
+        isa: CPU instructions that the code may use: native takes this machine's, avx2 and avx512 are of x86-64, neon of
+            64-bit ARM, whose code a cross compiler makes.
         static: Write lib/libspecc.a and lib/libmodel.a too, to link an app that loads no code at run time.
         opset: Of ONNX models, 11 to 18; left out, 15.
         graph_dtype: Of products in ONNX models, f32 or f16; norms, softmax and logits stay f32.
