@@ -383,34 +383,60 @@ def test_it_says_that_nobody_saw_it_on_an_npu(artifacts: Artifacts) -> None:
     assert (manifest.graphs.state, manifest.graphs.verified_on_npu) == ("om", False)
 
 
+MORE_FAILURES = {
+    "SPECC_NPU_POOL=6": "E0608", "SPECC_NPU_DEVICE=3": "E0510", "SPECC_DOUBLE_SOC=Ascend310P3": "E0504",
+    "SPECC_DOUBLE_GROW=verify_2": "E0511", "SPECC_DOUBLE_SKIP=aclrtMemset": "E0604",
+}  # fmt: skip
 LOOP = """
-import json, sys
+import json, os, sys
 from pathlib import Path
+from specc.errors import SpeccError
 from specc.runtime import Artifact
 from tests.backends.acl.double import LIVING, Double
 double = Double(Path(sys.argv[1]))
 found = {}
 for path in sys.argv[2:]:
     for k in (0, 2, 4, -1):
+        os.environ |= {"SPECC_NPU_POOL": "256"} if k == 4 else {}
+        double.forget_calls()
         with Artifact.load(path) as engine:
             made = engine.generate(PROMPT, max_tokens=NEW, num_speculative_tokens=k, ignore_eos=True)
             found[f"{Path(path).stem} {k}"] = list(made.token_ids)
-print(json.dumps({"found": found, "living": double.counts(LIVING)}))
+        assert (double.count("aclrtMalloc") == 1) == (k == 4)
+        os.environ.pop("SPECC_NPU_POOL", None)
+codes = {}
+for plan in FAILURES:
+    name, _, value = plan.partition("=")
+    os.environ[name] = value
+    double.forget_calls()
+    try:
+        with Artifact.load(sys.argv[2]) as engine:
+            engine.generate(PROMPT, max_tokens=NEW, num_speculative_tokens=2, ignore_eos=True)
+    except SpeccError as error:
+        codes[plan] = error.code
+    del os.environ[name]
+print(json.dumps({"found": found, "codes": codes, "living": double.counts(LIVING)}))
 """
 
 
 def test_the_whole_loop_under_sanitizers(
     artifacts: Artifacts, wanted: list[int], tmp_path: Path
 ) -> None:
-    """The executor, its border and the double, built with ASan and UBSan; kernels and engine as they are shipped."""
+    """The executor, its border and the double, built with ASan and UBSan; kernels and engine as they are shipped.
+
+    Texts of every method, K = 4 with a pool; then everything that can fail does, and gives back what it holds.
+    """
     home = install(tmp_path / "cann", *SANITIZE)
     paths = _sanitized(artifacts, tmp_path)
+    # ASan catches exceptions through libstdc++, which Python has not loaded.
     preload = [
         subprocess.run(["g++", f"-print-file-name={n}"], capture_output=True, text=True, check=True).stdout.strip()
-        for n in ("libasan.so", "libubsan.so")
+        for n in ("libasan.so", "libubsan.so", "libstdc++.so.6")
     ]  # fmt: skip
+    codes = {f"SPECC_DOUBLE_FAIL={plan}": code for plan, code, _ in PLANNED} | MORE_FAILURES
+    given = f"{PROMPT=}\n{NEW=}\nFAILURES={[*codes]}"
     done = subprocess.run(
-        [sys.executable, "-c", f"{PROMPT=}\n{NEW=}\n{LOOP}", str(home), *map(str, paths)],
+        [sys.executable, "-c", f"{given}\n{LOOP}", str(home), *map(str, paths)],
         capture_output=True, text=True, cwd=ROOT,
         env={
             **os.environ, "ASCEND_HOME_PATH": str(home), "LD_PRELOAD": " ".join(preload),
@@ -423,6 +449,7 @@ def test_the_whole_loop_under_sanitizers(
     assert set(report["living"].values()) == {0}
     assert report["found"] == dict.fromkeys(report["found"], wanted)
     assert len(report["found"]) == 4 * len(paths)
+    assert report["codes"] == {plan: f"SPECC-{code}" for plan, code in codes.items()}
 
 
 def _sanitized(artifacts: Artifacts, folder: Path) -> list[Path]:
