@@ -70,7 +70,9 @@ class AttachAdapter(Pass):
             program, weights=program.weights.added(self._weights())
         ).with_functions(_leaf(program.model.hidden_size))  # fmt: skip
         drafts = [_draft(program, depth) for depth in sorted(self.adapters)]
-        contract = replace(program.contract, depths=tuple(sorted(self.adapters)))
+        # Before the first position there is no hidden state, but what another text left in its place.
+        depths = tuple(sorted(self.adapters))
+        contract = replace(program.contract, depths=depths, min_length=1)
         return PassResult(
             replace(program, contract=contract).with_functions(*drafts), modified=True
         )

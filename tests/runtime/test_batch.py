@@ -103,11 +103,23 @@ def test_plain_decoding_of_transformers(ngram: Artifact, tiny_model: Path) -> No
 def test_texts_of_other_requests(
     ngram: Artifact, asked: list[tuple[list[int], dict[str, Any], int]]
 ) -> None:
+    each_as_alone(ngram, asked)
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@given(asked=st.lists(ASK, min_size=1, max_size=TEXTS))
+def test_and_of_drafters_in_the_graph(
+    in_graph: Artifact, asked: list[tuple[list[int], dict[str, Any], int]]
+) -> None:
+    each_as_alone(in_graph, asked)
+
+
+def each_as_alone(artifact: Artifact, asked: list[tuple[list[int], dict[str, Any], int]]) -> None:
     options = [{**chosen, "max_tokens": count} for _, chosen, count in asked]
     prompts = [prompt for prompt, _, _ in asked]
-    with ngram.batch() as batch:
+    with artifact.batch() as batch:
         got = together(batch, prompts, options)
-    assert got == [alone(ngram, p, **o) for p, o in zip(prompts, options, strict=True)]
+    assert got == [alone(artifact, p, **o) for p, o in zip(prompts, options, strict=True)]
 
 
 def test_drafters_in_the_graph(in_graph: Artifact) -> None:
