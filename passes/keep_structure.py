@@ -13,13 +13,14 @@ from specc.ir import Owner, Role, SpeculativeProgram, StateBuffer, StateKind, Te
 from specc.ir.dialect import ops
 from specc.ir.graphs import Builder, copy_graph, type_of, weight_name
 from specc.ir.program import Function
-from specc.passes.base import Pass, PassResult, need, promise
+from specc.passes.base import Pass, PassResult, need, promise, same
 from specc.passes.leaf_writer import Leaf, LeafWriter
 from specc.passes.replay import Part, parts_of
 
 aten = torch.ops.aten
 STRUCTURE = "structure"
 WEIGHT, BIAS = f"{STRUCTURE}.weight", f"{STRUCTURE}.bias"
+FIRST, SECOND = f"{STRUCTURE}.head.0", f"{STRUCTURE}.head.1"
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,19 @@ class Basis:
 
 
 @dataclass(frozen=True)
+class Head:
+    """Two layers over z: second @ silu(first @ z + bias). f32 [M, D], [M] and [E, M]."""
+
+    first: Tensor
+    bias: Tensor
+    second: Tensor
+
+    def __call__(self, z: Tensor) -> Tensor:
+        """Of z [N, D] -> [N, E], as the graph has it."""
+        return torch.nn.functional.silu(z @ self.first.T + self.bias) @ self.second.T
+
+
+@dataclass(frozen=True)
 class KeepStructure(Pass):
     """Every call of the target leaves, for each of its rows, the last layer's key and value in a few numbers.
 
@@ -39,13 +53,15 @@ class KeepStructure(Pass):
             x2 = call layer.1(x1, rows, ...)
 
     f = [key; value] of all heads, the key before its rotation, which would mix the position into what it
-    says; z is f in `basis`. They are computed by the layer's own operations, from what enters it, and kept
+    says; z is f in `basis`. With a `head` z goes through its two layers, and what they make is kept instead.
+    They are computed by the layer's own operations, from what enters it, and kept
     like rows of a cache. A layer that has no keys of its own is passed over for the last one that has.
     """
 
     name: ClassVar[str] = "keep-structure"
 
     basis: Basis | None = None
+    head: Head | None = None
 
     def requires(self, program: SpeculativeProgram) -> None:
         need(self.basis is not None, "there is no basis", "calibration")
@@ -56,6 +72,12 @@ class KeepStructure(Pass):
                 "SPECC-E0380", "the basis is of other features than the target's", expected=f"{width} numbers",
                 found=str(list(self.basis.weight.shape)), cure="fit it on this target",
             )  # fmt: skip
+        if self.head is not None and self.head.first.shape[1] != len(self.basis.weight):
+            raise PassError(
+                "SPECC-E0380", "the head is of other vectors than the basis makes",
+                expected=f"{len(self.basis.weight)} numbers", found=str(list(self.head.first.shape)),
+                cure="train it on this basis",
+            )  # fmt: skip
         if STRUCTURE not in program.functions:
             need("prefill" not in program.functions, "prefill keeps no structure",
                  "keep-structure before gather-logits")  # fmt: skip
@@ -63,10 +85,17 @@ class KeepStructure(Pass):
     def call(self, program: SpeculativeProgram) -> PassResult:
         assert self.basis is not None
         fitted = {WEIGHT: Weight.of(self.basis.weight), BIAS: Weight.of(self.basis.bias)}
+        width = self.basis.weight.shape[0]
+        if self.head is not None:
+            fitted |= {
+                f"{FIRST}.weight": Weight.of(self.head.first), f"{FIRST}.bias": Weight.of(self.head.bias),
+                f"{SECOND}.weight": Weight.of(self.head.second),
+            }  # fmt: skip
+            width = self.head.second.shape[0]
         known = program.weights.added(fitted)  # refuses other contents
         if STRUCTURE in program.functions:
+            same("a head", f"{FIRST}.weight" in program.weights, self.head is not None)
             return PassResult(program, modified=False)
-        width = self.basis.weight.shape[0]
         buffer = StateBuffer(
             STRUCTURE, TensorType("f32", (1, "S", width)), StateKind.FEATURES, Owner.DRAFTER
         )
@@ -109,7 +138,11 @@ def structure_leaf(program: SpeculativeProgram, *, projected: bool) -> tuple[Lea
             values[node] = writer.builder.graph.node_copy(node, values.__getitem__)
     result = writer.cat(*(_by_row(writer, values[node], node) for node in (key, value)))
     if rows is not None:
-        result = writer.op(aten.linear.default, result, writer.weight(WEIGHT), writer.weight(BIAS))
+        result = writer.linear(result, STRUCTURE)
+        if f"{FIRST}.weight" in program.weights:
+            result = writer.linear(
+                writer.op(aten.silu.default, writer.linear(result, FIRST)), SECOND
+            )
         writer.keep(STRUCTURE, writer.op(aten.unsqueeze.default, result, 1), rows)
     return writer.end(result, names=(STRUCTURE,)), layer
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from pages import __main__ as pages
+from pages import quick_start
 from pages.errors import meanings
 from pages.raised import Raised, everywhere
 from specc.checks import WORKING
@@ -140,6 +141,22 @@ def test_the_python_program_runs(
     with Artifact.load(tiny_artifact) as model:
         made = model.generate(model.tokenize("The sea is"), max_tokens=32)
         assert capsys.readouterr().out == model.detokenize(made.token_ids) + "\n"
+
+
+def test_the_quick_start_is_followed_to_the_letter(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Blocks in one shell, until a line fails; `python -m pages.quick_start` plays the page itself."""
+    code = "```{}\n{}\n```\n"
+    page = code.format("sh", "place=$HOME\npython() { python3; }") + "```c\nfalse\n```\n"
+    page += code.format("sh", "cd $place && pwd") + code.format("python", "print('text')")
+    first, second, last = quick_start.follow(page, ROOT, tmp_path)
+    assert (first.strip(), second.strip(), last.strip()) == ("", str(tmp_path), "text")
+    with pytest.raises(subprocess.CalledProcessError):
+        quick_start.follow(
+            page + code.format("sh", "false") + code.format("sh", "echo on"), ROOT, tmp_path
+        )
+    assert "on" not in capfd.readouterr().out.splitlines()
 
 
 def test_the_architectures_are_those_of_the_tests() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from specc.errors import ArtifactError
 from specc.runtime import Artifact, Session
 from tests.conftest import compiled
 from tests.passes import knowing_drafters
+from tests.passes.knowing_drafters import NEXT
 from tests.passes.test_trees import circle
 from tests.runtime.test_batch import played
 
@@ -39,6 +41,28 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return compiled(
         folder / "model", folder / "structure.specc", "mtp:structure", calibration=folder / "text",
         num_speculative_tokens=(0, 2, 8), prefill_chunk=4, max_model_len=64, max_num_seqs=4,
+    )  # fmt: skip
+
+
+TOLD_BY = 9, 20
+"""Tokens before a token that goes on as the model says, from the first on, and as it does not, from the second on."""
+
+
+@pytest.fixture(scope="module")
+def with_head(artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same model, whose vectors are alike where the token before is; layers learn of which kind that is."""
+    folder = tmp_path_factory.mktemp("head")
+    draw = random.Random(1)
+    ids = []
+    for _ in range(300):
+        token, kind = draw.randrange(3), draw.randrange(2)
+        wrong = [t for t in range(3, 9) if t != NEXT[token]]
+        follows = draw.choice(wrong) if kind else NEXT[token]
+        ids += [draw.randrange(TOLD_BY[kind], TOLD_BY[kind] + 11), token, follows]
+    (folder / "text").write_text("".join(chr(ord("A") + t) for t in ids))
+    return compiled(
+        artifact.parent / "model", folder / "head.specc", "mtp:structure", calibration=folder / "text",
+        num_speculative_tokens=(0, 2, 8), prefill_chunk=4, max_model_len=64, structure_head=True,
     )  # fmt: skip
 
 
@@ -78,6 +102,28 @@ def test_the_place_that_is_like_now_is_believed(artifact: Path) -> None:
             with _started(engine, prompt, k) as session:
                 token, drafted, kept = _step(session)
                 assert (token, drafted, kept) == (TEXT[4], k, want)
+
+
+def test_trained_layers_know_better_places(artifact: Path, with_head: Path) -> None:
+    """The last token went on as the model does after one of the first kind, and otherwise after one of the second.
+
+    The token before it is of the first kind, but is neither of them, so that no vector there was is now's.
+    """
+    good, bad = TOLD_BY
+    way = circle(1, COUNT + 1)
+    kept = []
+    for path in (artifact, with_head):
+        total = 0.0
+        with Artifact.load(path) as engine:
+            for now in range(11):
+                right = [good + (now + 3) % 11, *way[:4]]
+                wrong = [bad + (now + 5) % 11, 1, 4, 5]
+                with _started(engine, [*right, 31, *wrong, 31, good + now, 1], 2) as session:
+                    steps = [_step(session) for _ in range(COUNT)]
+                assert [token for token, *_ in steps] == way[1:]
+                total += steps[0][2]
+        kept.append(total)
+    assert kept[1] > max(11, 2 * kept[0])
 
 
 def test_trees_do_not_depend_on_other_texts(artifact: Path) -> None:

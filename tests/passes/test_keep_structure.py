@@ -17,7 +17,7 @@ from specc.ir.graphs import Builder, copy_graph
 from specc.ir.importers.huggingface import import_model
 from specc.passes import pipelines
 from specc.passes.gather_logits import GatherLogits
-from specc.passes.keep_structure import Basis, KeepStructure, feature_width
+from specc.passes.keep_structure import Basis, Head, KeepStructure, feature_width
 from specc.passes.pipeline import Pipeline
 from tests.passes import toy
 from tests.passes.driver import generate
@@ -61,14 +61,29 @@ def _basis(width: int, columns: int = 6) -> Basis:
     return Basis(torch.randn(columns, width, generator=draw), torch.randn(columns, generator=draw))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_rows_are_transformers_keys_and_values(family: str) -> None:
+def _head(columns: int = 6) -> Head:
+    draw = torch.Generator().manual_seed(2)
+    shapes = (8, columns), (8,), (5, 8)
+    return Head(*(torch.randn(*shape, generator=draw) for shape in shapes))
+
+
+def _by_layers(z: torch.Tensor, head: Head) -> torch.Tensor:
+    y = z @ head.first.T + head.bias
+    return (y / (1 + torch.exp(-y))) @ head.second.T
+
+
+@pytest.mark.parametrize(
+    ("family", "head"),
+    [*((f, None) for f in FAMILIES), ("llama", _head())],
+    ids=[*FAMILIES, "head"],
+)
+def test_rows_are_transformers_keys_and_values(family: str, head: Head | None) -> None:
     """Of prefill in chunks and of rounds, which move the rows of a tree's path as they move those of caches."""
     model = _made(family)
     imported = import_model(model, family)
     width = feature_width(Pipeline("target", pipelines.target(SHAPE))(imported))
     basis = _basis(width)
-    program = pipelines.structure(SHAPE, basis, {})(imported)
+    program = pipelines.structure(SHAPE, basis, {}, head)(imported)
     states: list[Any] = []
 
     def run(program: SpeculativeProgram, name: str, inputs: Any, state: Any) -> list[torch.Tensor]:
@@ -87,6 +102,7 @@ def test_rows_are_transformers_keys_and_values(family: str) -> None:
     text = [*PROMPT, *made]
     known = len(PROMPT) + sum(a + 1 for _, a in rounds[:-1]) - 1
     want = _features(model, text)[:known] @ basis.weight.T + basis.bias
+    want = want if head is None else _by_layers(want, head)
     kept = states[0]["structure"][0, :known]
     torch.testing.assert_close(kept, want, atol=1e-4, rtol=1e-4)
 
@@ -106,9 +122,10 @@ def test_a_model_without_rotations_keeps_its_keys_as_they_are() -> None:
 
 def test_twice_is_once_and_the_target_stays() -> None:
     program = toy.after("outline-layers")
-    keep = KeepStructure(_basis(feature_width(program), 2))
-    toy.assert_twice_is_once(keep, program)
-    toy.assert_same_target(program, keep(program).program)
+    basis = _basis(feature_width(program), 2)
+    for keep in (KeepStructure(basis), KeepStructure(basis, _head(2))):
+        toy.assert_twice_is_once(keep, program)
+        toy.assert_same_target(program, keep(program).program)
 
 
 def test_what_does_not_fit_is_refused() -> None:
@@ -120,6 +137,10 @@ def test_what_does_not_fit_is_refused() -> None:
     kept = KeepStructure(_basis(width))(program).program
     other = KeepStructure(_basis(width, 5))
     assert toy.refusal(other, kept).startswith("SPECC-E0303")
+    late = KeepStructure(_basis(width), _head())
+    assert toy.refusal(late, kept).startswith("SPECC-E0334")
+    narrow = KeepStructure(_basis(width), _head(5))
+    assert toy.refusal(narrow, program).startswith("SPECC-E0380")
 
 
 def test_a_model_without_keys_to_keep_is_refused() -> None:

@@ -29,6 +29,7 @@ CHANGES: dict[str, tuple[Any, str]] = {
     "tree": ("[(0,), (1,), (0, 0)]", "mtp"),
     "draft_layers": ("0,2", "layerskip"),
     "depths": ("2,3", "eagle:adaptive"),
+    "structure_head": (True, "mtp:structure"),
     "draft_vocab_size": (64, "layerskip"),
     "host_drafter": ("suffix", "layerskip"),
     "drafter_options": ("prompt_lookup_max=8", "ngram"),
@@ -236,6 +237,7 @@ def test_trees_of_host_drafters_say_which_k_there_are() -> None:
         ({"method": "mtp:structure", "backend": "tvm"}, "SPECC-E0104", "--backend tvm has no trees"),
         ({"method": "mtp:structure", "device": "onnx"}, "SPECC-E0104", "cannot run --method mtp:structure"),
         ({"method": "mtp:structure", "host_drafter": "suffix"}, "SPECC-E0104", "--host-drafter has no meaning"),
+        ({"method": "suffix", "structure_head": True}, "SPECC-E0104", "--structure-head has no meaning"),
         ({"method": "mtp:structure", "draft_vocab_size": 9}, "SPECC-E0104", "--draft-vocab-size has no meaning"),
     ],
 )  # fmt: skip

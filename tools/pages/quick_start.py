@@ -73,7 +73,9 @@ def main() -> int:
             print(f"{PAGE}: a line failed with exit code {error.returncode}", file=sys.stderr)
             return 1
     spoken = printed[-1].strip()
-    print(f"{PAGE}: {len(printed)} blocks in {time.monotonic() - begun:.0f} s; the last said: {spoken!r}")
+    print(
+        f"{PAGE}: {len(printed)} blocks in {time.monotonic() - begun:.0f} s; the last said: {spoken!r}"
+    )
     return 0 if spoken else 1
 
 

@@ -21,6 +21,7 @@ from specc.passes.attach_adapter import Adapter
 from specc.passes.keep_structure import Basis, structure_leaf
 from specc.passes.prune_layers import PruneLayers
 from specc.passes.tap_hidden_states import TapHiddenStates
+from specc.structure_head import Stretch
 
 LEAST_TOKENS = 64
 """Fewer say nothing about a draft."""
@@ -171,6 +172,10 @@ class Calibration:
         hidden = self._run[1][layer.layer]
         (features,) = evaluate(program, leaf.function.name, [hidden, *weights], {})
         return features.double()
+
+    def stretch(self) -> Stretch:
+        """What a head of mtp:structure is trained on."""
+        return Stretch(self.structure_features(), self.tokens, self._run[0])
 
     def _regression(self, depth: int) -> tuple[Tensor, Tensor]:
         """f64[N-1, 2H+1] what is known, f64[N-1, H] what is wanted."""

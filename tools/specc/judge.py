@@ -79,6 +79,7 @@ def check_request(request: CompileRequest) -> None:
     _only_for("--draft-layers", request.draft_layers, request, "layerskip")
     _check_tree(request)
     _only_for("--depths", request.depths, request, "eagle:adaptive")
+    _only_for("--structure-head", request.structure_head or None, request, STRUCTURE)
     _check_host_drafter(request)
     flags.at_least("--draft-vocab-size", request.draft_vocab_size, 0)
     _only_for("--draft-vocab-size", request.draft_vocab_size or None, request, *_IN_THE_GRAPH)

@@ -25,6 +25,7 @@ from specc.passes.quantise_weights import QuantiseWeights
 from specc.passes.shard_caches import ShardCaches
 from specc.progress import Progress
 from specc.request import CompileRequest, backend_of, draft_lengths
+from specc.structure_head import fit_head
 
 CALIBRATION_TOKENS = 512
 """Tokens of one stretch of calibration text."""
@@ -34,6 +35,9 @@ STRUCTURE_TOKENS = 128
 
 VOCABULARY_TOKENS = 1 << 17
 """Tokens of calibration text that are counted for a draft vocabulary, at most."""
+
+HEAD_STRETCHES = 12
+"""How many of CALIBRATION_TOKENS the head of mtp:structure is trained and tried on: tokens must come again in each."""
 
 STRETCHES = 8
 """How many an adapter is fitted on."""
@@ -290,14 +294,25 @@ def _eagle_adaptive(
 def _structure(
     request: CompileRequest, imported: ImportedModel, shape: Shape, progress: Progress
 ) -> Choice:
-    calibrations = _calibrations(request, imported, shape, progress, 4, STRUCTURE_TOKENS)
+    count, length = (
+        (HEAD_STRETCHES, CALIBRATION_TOKENS) if request.structure_head else (4, STRUCTURE_TOKENS)
+    )
+    calibrations = _calibrations(request, imported, shape, progress, count, length)
     with progress.phase("fit a basis of the last layer's keys and values"):
         basis = fit_structure(calibrations)
     read = sum(len(c.tokens) for c in calibrations)
-    why = (
+    why: tuple[str, ...] = (
         f"{basis.weight.shape[0]} of {basis.weight.shape[1]} directions, fitted on {read} tokens",
     )
-    return Choice(pipelines.structure(shape, basis, request.drafter_options), why)
+    head = None
+    if request.structure_head:
+        with progress.phase("train two layers over them"):
+            head, found = fit_head([c.stretch() for c in calibrations], basis)
+        why += (
+            f"of {found.places} held-out places {found.with_head:.3f} go on as the model does by the trained layers, "
+            f"{found.without:.3f} without",
+        )
+    return Choice(pipelines.structure(shape, basis, request.drafter_options, head), why)
 
 
 def _calibrations(

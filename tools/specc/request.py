@@ -57,6 +57,7 @@ class CompileRequest:
     tree: int | tuple[tuple[int, ...], ...] | None = None
     host_drafter: str | None = None
     depths: tuple[int, ...] | None = None
+    structure_head: bool = False
     drafter_options: Mapping[str, float] = field(default_factory=dict)
     format: str = "specc"
     mlc_target: str = "host"

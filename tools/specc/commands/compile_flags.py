@@ -37,6 +37,8 @@ class RewriteFlags:
             mtp:structure, the K drafts of a round are a tree of K nodes, and this is the largest K.
         draft_layers: Layers that layerskip drafts with, as in 0,1,27; left out, calibrated.
         depths: Depths that eagle:adaptive may draft with, as in 2,4,7.
+        structure_head: Train two layers for mtp:structure on the calibration text, which tell places apart better than
+            the fitted vectors do, or are refused.
         draft_vocab_size: Tokens that draft_model, layerskip and eagle:adaptive may propose, the most
             frequent in the calibration text; 0 is all.
         host_drafter: ngram or suffix, beside a method that drafts in the graph: drafts that it finds in the text
@@ -70,6 +72,7 @@ class RewriteFlags:
     tree: Annotated[str | None, _METHOD] = None
     draft_layers: Annotated[str | None, _METHOD] = None
     depths: Annotated[str | None, _METHOD] = None
+    structure_head: Annotated[Switch, _METHOD] = False
     draft_vocab_size: Annotated[int, _METHOD] = 0
     host_drafter: Annotated[str | None, _METHOD] = None
     drafter_options: Annotated[str | None, _METHOD] = None
