@@ -338,7 +338,7 @@ def test_who_runs_graphs_is_chosen_by_name(
 
 def test_halves(artifacts: Artifacts, monkeypatch: pytest.MonkeyPatch) -> None:
     """Caches and matrices of 16 bits: other numbers than transformers', the same on both."""
-    path = artifacts.of("none", graph_dtype="f16")
+    path = artifacts.of("none", dtype="f16")
     kinds = {b.dtype for b in Manifest.read(path).state}
     assert kinds == {"f16"}
     on_npu = generate(path)

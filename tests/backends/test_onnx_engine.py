@@ -90,7 +90,7 @@ def test_a_drafter_that_is_the_target_is_always_right(
 def test_products_of_halves(tiny_model: Path, without_cann: Path, tmp_path: Path) -> None:
     """Halves have 11 bits: logits near those of singles, and the same tokens with drafts and without."""
     half = compiled(
-        tiny_model, tmp_path / "half.specc", "ngram", device="onnx", graph_dtype="f16",
+        tiny_model, tmp_path / "half.specc", "ngram", device="onnx", dtype="f16",
         prefill_chunk=4,
     )  # fmt: skip
     found = []
@@ -165,8 +165,8 @@ WRONG = [
     ("--device onnx:1", "E0113"),
     ("--device onnx --opset 19", "E0103"),
     ("--opset 15", "E0104"),
-    ("--graph-dtype f16", "E0104"),
-    ("--device onnx --graph-dtype bf16", "E0103"),
+    ("--dtype f16", "E0104"),
+    ("--device onnx --dtype bf16", "E0104"),
     ("--device onnx --quant int8", "E0104"),
     ("--device onnx --method eagle:adaptive", "E0104"),
     ("--device onnx --method dspark --tree 8", "E0104"),

@@ -39,7 +39,6 @@ CHANGES: dict[str, tuple[Any, str]] = {
     "isa": ("avx2", "ngram"),
     "static": (True, "ngram"),
     "opset": (13, "ngram"),
-    "graph_dtype": ("f16", "ngram"),
     "dtype": ("f32", "ngram"),
     "kv_shards": ("2", "ngram"),
     "link_gbps": (100.0, "ngram"),
@@ -79,7 +78,7 @@ def test_every_flag_changes_the_request(flag: str) -> None:
         base["drafter"] = "first"
     if flag == "quant_rounding":
         base["quant"] = "int4"
-    if flag in ("opset", "graph_dtype", "kv_shards", "link_gbps"):
+    if flag in ("opset", "kv_shards", "link_gbps"):
         base["device"] = "onnx"
     if flag == "link_gbps":
         base["kv_shards"] = "2"

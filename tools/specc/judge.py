@@ -203,7 +203,6 @@ def _check_host_drafter(request: CompileRequest) -> None:
 def _check_device(request: CompileRequest) -> None:
     """What the device, and the backend for it, cannot do yet."""
     check_device_name(request.device)
-    flags.one_of("--graph-dtype", request.graph_dtype, ("f32", "f16"))
     kind, backend = kind_of(request.device), backend_of(request)
     # (A backend that is none of specc's judges for itself.)
     if kind not in BACKENDS.get(backend, (kind,)):
@@ -240,14 +239,12 @@ _PLAIN: Limits = {
     "static": (False,),
     "max_num_seqs": (1,),
 }
-_SINGLE: Limits = {"dtype": ("auto", "f32")}
-_GRAPHS: Limits = {**_PLAIN, **_SINGLE, "kv_cache_dtype": ("auto", "f32", "f16")}
+_GRAPHS: Limits = {**_PLAIN, "dtype": ("auto", "f32", "f16"), "kv_cache_dtype": ("auto", "f32", "f16")}
 _DEVICES: Mapping[str, Limits] = {
-    "cpu": {**_SINGLE, "opset": (0,), "graph_dtype": ("f32",)},
+    "cpu": {"dtype": ("auto", "f32"), "opset": (0,)},
     CUDA: {
         "isa": OF_X86, "static": (False,), "max_num_seqs": (1,), "quant": tuple(q for q in QUANTS if q != "bf16"),
-        "kv_arena": ("auto",), "opset": (0,),
-        "graph_dtype": ("f32",), "draft_vocab_size": (0,),
+        "kv_arena": ("auto",), "opset": (0,), "draft_vocab_size": (0,),
     },
     ONNX: _GRAPHS,
     ASCEND: _GRAPHS,

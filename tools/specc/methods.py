@@ -73,9 +73,8 @@ def pipeline_for(request: CompileRequest, imported: ImportedModel, progress: Pro
         if request.kv_shards is not None:
             count, way = request.kv_shards
             shards = ShardCaches(count, Way(way) if way else None)
-        half = request.graph_dtype == "f16"
-        pipeline = pipelines.as_graphs(pipeline, half=half, shards=shards)
-    if request.dtype in HALVES:
+        pipeline = pipelines.as_graphs(pipeline, half=request.dtype == "f16", shards=shards)
+    elif request.dtype in HALVES:
         pipeline = pipelines.halved(pipeline, request.dtype)
     splits, size = flags.arena("--kv-arena", request.kv_arena)
     # Inductor's code asks each cache for its length; graphs and plain torch have it built in.
@@ -85,8 +84,8 @@ def pipeline_for(request: CompileRequest, imported: ImportedModel, progress: Pro
 
 def _caches(request: CompileRequest) -> str:
     """The caches' type: what multiplies halves keeps halves, where nothing else is asked for."""
-    halves = [d for d in (request.graph_dtype, request.dtype) if d in HALVES]
-    return halves[0] if halves and request.kv_cache_dtype == "auto" else request.kv_cache_dtype
+    halves = request.dtype in HALVES and request.kv_cache_dtype == "auto"
+    return request.dtype if halves else request.kv_cache_dtype
 
 
 def weights_of(request: CompileRequest) -> QuantiseWeights | None:

@@ -40,7 +40,6 @@ class CompileRequest:
     isa: str = "native"
     static: bool = False
     opset: int = 0
-    graph_dtype: str = "f32"
     dtype: str = "auto"
     kv_shards: tuple[int, str] | None = None
     link_gbps: float = 0

@@ -51,13 +51,13 @@ class RewriteFlags:
             atc where it is installed.
         kv_shards: Devices that the target's caches lie on, as in 4: each holds some heads of keys, or rows:4 some
             positions; left without a word, the way that moves fewer bytes. For onnx they are all this machine.
-        dtype: Of matrices and of what they are multiplied with on a GPU, f32, f16 or bf16; auto is what the
-            model's file has. Sums, norms, softmax and logits are f32.
+        dtype: Of matrices and of what they are multiplied with: on a GPU f32, f16 or bf16, where auto is what the
+            model's file has; in ONNX models f32, or f16 where asked for. Norms, softmax and logits are f32.
         quant: Weights' form: none is float32; int8; int4 (embedding and head in 8 bits); keep, a GGUF's own blocks
             of Q4_0, Q4_1 or Q8_0; bf16; or an encoding such as q4g64 or q4mg128.
         quant_rounding: nearest, or mse: scales of least squared error.
-        kv_cache_dtype: f32, f16 or bf16; auto is f16 where weights have 8 or fewer bits, else f32; on a
-            GPU as --dtype.
+        kv_cache_dtype: f32, f16 or bf16; auto is f16 where weights have 8 or fewer bits, else f32; as --dtype
+            where that is not f32.
         kv_arena: How one allocation is split between drafter and target: auto, by what they need; 30:70; or
             30:70,20:80, the second for texts over 7,200 tokens; with @SIZE, as in 30:70@1.2G, of so many bytes.
         max_model_len: Most tokens of a text; left out, it follows from the model.
@@ -100,7 +100,6 @@ class CompileFlags(RewriteFlags):
             64-bit ARM, whose code a cross compiler makes.
         static: Write lib/libspecc.a and lib/libmodel.a too, to link an app that loads no code at run time.
         opset: Of ONNX models, 11 to 18; left out, 15.
-        graph_dtype: Of products in ONNX models, f32 or f16; norms, softmax and logits stay f32.
         link_gbps: Gigabits a second that a device receives of the others: `inspect` then says how long exchanges take.
         format: specc; or mlc: model folders, libraries and engine.json for MLC's engine and apps, through TVM.
         mlc_target: Where --format mlc runs: host, a .so for this machine; iphone or android, static libraries of
@@ -112,7 +111,6 @@ class CompileFlags(RewriteFlags):
     isa: Annotated[Isa, _TARGET] = "native"
     static: Annotated[Switch, _TARGET] = False
     opset: Annotated[int, _TARGET] = 0
-    graph_dtype: Annotated[str, _TARGET] = "f32"
     link_gbps: Annotated[float, _TARGET] = 0
     format: Annotated[str, _OUTPUT] = "specc"
     mlc_target: Annotated[str, _OUTPUT] = "host"
