@@ -107,8 +107,12 @@ def built(folder: Path, sanitize: list[str]) -> Path:
 
 
 def compile_all(folder: Path, sanitize: list[str]) -> None:
-    sources = [path for path in sorted(CORE.rglob("*.cpp")) if path.name != "tokenize_api.cpp"]
-    sources += sorted(path for path in TESTS.glob("*.cpp") if path.name != "tiny_model.cpp")
+    sources = sorted(path for path in TESTS.glob("*.cpp") if path.name != "tiny_model.cpp")
+    for part in sorted({path.parent for path in CORE.rglob("*.cpp")}):
+        # A folder at a time, as it is shipped: most of what a file costs is the headers that they share.
+        sources.append(folder / f"{part.name}_whole.cpp")
+        files = (p for p in sorted(part.glob("*.cpp")) if p.name != "tokenize_api.cpp")
+        sources[-1].write_text("".join(f'#include "{path}"\n' for path in files))
     objects = [folder / f"{i}_{path.stem}.o" for i, path in enumerate(sources)]
     common = folder / "common.h"  # precompiled: most of a source is the standard library's headers
     common.write_text("".join(f"#include <{name}>\n" for name in COMMON))

@@ -239,7 +239,11 @@ _PLAIN: Limits = {
     "static": (False,),
     "max_num_seqs": (1,),
 }
-_GRAPHS: Limits = {**_PLAIN, "dtype": ("auto", "f32", "f16"), "kv_cache_dtype": ("auto", "f32", "f16")}
+_GRAPHS: Limits = {
+    **_PLAIN,
+    "dtype": ("auto", "f32", "f16"),
+    "kv_cache_dtype": ("auto", "f32", "f16"),
+}
 _DEVICES: Mapping[str, Limits] = {
     "cpu": {"dtype": ("auto", "f32"), "opset": (0,)},
     CUDA: {
