@@ -45,6 +45,50 @@ def surface() -> str:
     return "\n".join(sorted(lines))
 
 
+RUST = {
+    "void": "c_void", "char": "c_char", "float": "f32", "double": "f64", "size_t": "usize", "int32_t": "i32",
+    "int64_t": "i64", "uint32_t": "u32",
+}  # fmt: skip
+
+
+def rust_type(told: str) -> str:
+    """A C type, with or without a name behind it, as Rust says it: `const int64_t* const* x` -> `*const *const i64`."""
+    words = re.findall(r"\w+|\*", told)
+    kind, *named = (i for i, word in enumerate(words) if word not in ("*", "const"))
+    made, fixed = RUST.get(words[kind], words[kind]), "const" in words[:kind]
+    assert made in RUST.values() or made.startswith("specc_"), f"{told} has no form in Rust"
+    for word in words[kind + 1 : named[0] if named else None]:
+        made, fixed = (
+            (f"*{'const' if fixed else 'mut'} {made}", False) if word == "*" else (made, True)
+        )
+    return made
+
+
+def rust_calls() -> list[str]:
+    """Each call of the header as Rust declares it, without names of parameters: C leaves some out."""
+    found = []
+    declared = r"SPECC_API\s+([\w\s*]+?)\s*\b(specc_\w+)\(([^;]*)\);"
+    for result, name, given in re.findall(declared, _text("include/specc.h")):
+        types = [] if given == "void" else map(rust_type, given.split(","))
+        back = "" if result == "void" else f" -> {rust_type(result)}"
+        found.append(f"{name}({', '.join(types)}){back}")
+    return found
+
+
+def test_rust_declares_each_call() -> None:
+    """examples/rust speaks of every call with the header's types, so that it can be taken as it is."""
+    text = (RUNTIME.parent / "examples/rust/specc.rs").read_text()
+    declared = re.findall(r"pub fn (specc_\w+)\(([^;]*?)\)(?: -> ([^;]+))?;", text)
+    found = {
+        f"{name}({', '.join(re.findall(r': ([^,]+)', given))}){f' -> {back}' if back else ''}"
+        for name, given, back in declared
+    }
+    wanted = rust_calls()
+    assert len(wanted) == len(re.findall(r"^SPECC_API", _text("include/specc.h"), re.M))
+    assert found == set(wanted)
+    assert f"SPECC_INTERFACE_VERSION: i32 = {native.INTERFACE_VERSION};" in text
+
+
 def test_a_change_has_another_version() -> None:
     (version,) = re.findall(r"#define SPECC_INTERFACE_VERSION (\d+)", _text("include/specc.h"))
     assert int(version) == native.INTERFACE_VERSION
