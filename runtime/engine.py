@@ -164,10 +164,12 @@ class Artifact(Owned):
             session.set_stop_tokens(stop_token_ids)
             session.configure(**options)
             session.append(prompt_ids)
-            new = []
-            for token in session.iterate():
-                new.append(token)
-                if on_token is not None:
+            if on_token is None:
+                new = session.generate()
+            else:
+                new = []
+                for token in session.iterate():
+                    new.append(token)
                     on_token(token)
             return Generation(tuple(new), session.finish_reason, session.stats)
 

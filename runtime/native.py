@@ -11,7 +11,7 @@ from pathlib import Path
 
 from specc.errors import ArtifactError, RequestError, SpeccError
 
-INTERFACE_VERSION = 7
+INTERFACE_VERSION = 8
 """SPECC_INTERFACE_VERSION of the header that this binding was written for."""
 
 OK, DONE, CANCELLED, INVALID, ARTIFACT, MEMORY, RUNTIME = range(7)
@@ -67,6 +67,7 @@ PROTOTYPES: dict[str, tuple[object, list[object]]] = {
     "specc_session_append": (c.c_int, _ID_LIST),
     "specc_session_rewind": (c.c_int, [c.c_void_p, c.c_size_t]),
     "specc_session_next": (c.c_int, [c.c_void_p, Ids]),
+    "specc_session_generate": (c.c_int, [c.c_void_p, Ids, c.c_size_t, c.POINTER(c.c_size_t)]),
     "specc_session_finish_reason": (c.c_char_p, [c.c_void_p]),
     "specc_session_cancel": (None, [c.c_void_p]),
     "specc_session_stat": (c.c_int, [c.c_void_p, c.c_char_p, _DOUBLES[0]]),

@@ -17,6 +17,9 @@ from specc.runtime.stats import LengthStats, PositionStats, Stats
 ADAPTIVE = -1
 """The value of num_speculative_tokens and draft_depth that leaves the choice to the engine."""
 
+AT_ONCE = 64
+"""Tokens before the engine comes back to `generate`, so that Python hears of signals."""
+
 Drafter = Callable[[list[int], int], Sequence[int]]
 """(committed ids, k) -> at most k ids that may follow."""
 
@@ -179,12 +182,32 @@ class Session(Owned):
         result = self._library.specc_session_next(self.handle, c.byref(token))
         if result == native.OK:  # committed, whatever the drafter said
             self._tokens.append(token.value)
+        self._heard(result)
+        return token.value if result == native.OK else None
+
+    def _heard(self, result: int) -> None:
         self._cancelled = result == native.CANCELLED
         if (error := self._callback_error) is not None:
             self._callback_error = None
             raise error
         self._check(result)
-        return token.value if result == native.OK else None
+
+    def generate(self) -> list[int]:
+        """Tokens until the end: rounds follow each other in the engine, which comes back after AT_ONCE tokens.
+
+        Where something of the caller's drafts or masks, for each token, since that may fail.
+        """
+        if self._callback is not None or self._mask_callback is not None:
+            return list(self.iterate())
+        new, some, count = list[int](), (c.c_int64 * AT_ONCE)(), c.c_size_t()
+        result = native.OK
+        while result == native.OK:
+            call = self._library.specc_session_generate
+            result = call(self.handle, some, AT_ONCE, c.byref(count))
+            new += some[: count.value]
+            self._tokens += some[: count.value]
+            self._heard(result)
+        return new
 
     def logprobs(self) -> Logprobs:
         """Of the token that `next` returned last, with the option `logprobs`; else RequestError (SPECC-E0607)."""

@@ -69,21 +69,19 @@ impl Artifact {
     }
 }
 
-fn decode(path: &str, prompt: &str, max_tokens: i64) -> Result<String, String> {
+fn decode(path: &str, prompt: &str, max_tokens: u32) -> Result<String, String> {
     let artifact = Artifact::load(path)?;
     let mut made = null_mut();
     ok(unsafe { specc_session_open(artifact.0, &mut made) })?;
     let session = Session(made);
-    ok(unsafe { specc_session_set_int(session.0, c"max_tokens".as_ptr(), max_tokens) })?;
+    ok(unsafe { specc_session_set_int(session.0, c"max_tokens".as_ptr(), max_tokens.into()) })?;
     let ids = artifact.tokens(prompt)?;
     ok(unsafe { specc_session_append(session.0, ids.as_ptr(), ids.len()) })?;
-    let (mut found, mut token) = (Vec::new(), 0);
-    loop {
-        match unsafe { specc_session_next(session.0, &mut token) } {
-            SPECC_OK => found.push(token),
-            SPECC_DONE => break artifact.text(&found),
-            _ => break Err(told()),
-        }
+    let (mut found, mut count) = (vec![0; max_tokens as usize], 0);
+    let place = found.as_mut_ptr();
+    match unsafe { specc_session_generate(session.0, place, found.len(), &mut count) } {
+        SPECC_OK | SPECC_DONE => artifact.text(&found[..count]),
+        _ => Err(told()),
     }
 }
 

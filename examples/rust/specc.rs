@@ -4,7 +4,7 @@
 
 use std::ffi::{c_char, c_uint, c_void};
 
-pub const SPECC_INTERFACE_VERSION: i32 = 7;
+pub const SPECC_INTERFACE_VERSION: i32 = 8;
 
 pub type specc_result = c_uint;
 pub const SPECC_OK: specc_result = 0;
@@ -147,6 +147,12 @@ unsafe extern "C" {
     ) -> specc_result;
     pub fn specc_session_rewind(session: *mut specc_session, count: usize) -> specc_result;
     pub fn specc_session_next(session: *mut specc_session, token: *mut i64) -> specc_result;
+    pub fn specc_session_generate(
+        session: *mut specc_session,
+        tokens: *mut i64,
+        capacity: usize,
+        count: *mut usize,
+    ) -> specc_result;
     pub fn specc_session_logprobs(
         session: *const specc_session,
         token: *mut f32,

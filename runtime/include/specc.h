@@ -18,7 +18,7 @@ extern "C" {
 #define SPECC_API __attribute__((visibility("default")))
 #endif
 
-#define SPECC_INTERFACE_VERSION 7
+#define SPECC_INTERFACE_VERSION 8
 
 typedef struct specc_artifact specc_artifact;
 typedef struct specc_session specc_session;
@@ -157,6 +157,10 @@ SPECC_API specc_result specc_session_rewind(specc_session*, size_t count);
 /* One committed token per call; tokens of a round are buffered. After SPECC_RUNTIME the text is as it was before the
  * round. */
 SPECC_API specc_result specc_session_next(specc_session*, int64_t* token);
+/* Round after round in one call, until `capacity` tokens are there or generation ends. The first *count of `tokens` are
+ * committed and returned whatever the result is: SPECC_OK if they are as many as fit, else what specc_session_next would
+ * have returned after them. What else the last round gave, the next call returns. */
+SPECC_API specc_result specc_session_generate(specc_session*, int64_t* tokens, size_t capacity, size_t* count);
 /* With the option logprobs = n: natural logarithms of the probabilities, by the model's logits alone, of the token that
  * specc_session_next returned last, and of the n best, best first, into arrays of `capacity` (*count of them; too small
  * is SPECC_INVALID). */

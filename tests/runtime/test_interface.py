@@ -16,6 +16,7 @@ SURFACES = {
     5: "0356a4b5eedd6a298daee20724116ef62fab1920de31c48214e85c024193acef",
     6: "20b7973f96c4c86cc539a4a5e2046309b721a83f3e9054591bbcee02bc74a994",
     7: "2f3dd80489d3a1ff4e71eefb170bf61bd2fa8d8858701f73af56f8a0e384e8ec",
+    8: "b9b575b3fcb033515cbe89d950e8f84b7d121e5e6485cc96dd246aaea9db2ef4",
 }
 """SHA-256 of `surface()` by version. Changed it? Raise SPECC_INTERFACE_VERSION and native.INTERFACE_VERSION, and add a
 line: a binding of one version must not meet a library of another that lacks what it asks for."""

@@ -14,6 +14,7 @@ import pytest
 
 from specc.errors import ArtifactError, RequestError
 from specc.runtime import ADAPTIVE, Artifact, native
+from specc.runtime.session import AT_ONCE
 from specc.runtime.stats import LengthStats, PositionStats, Stats
 from tests.runtime.manifests import document
 
@@ -178,6 +179,28 @@ def test_stop_tokens_are_not_returned(tiny_artifact: Path) -> None:
         cut = artifact.generate(PROMPT, max_tokens=12, ignore_eos=True, stop_token_ids=[stop])
     assert cut.token_ids == whole[: whole.index(stop)]
     assert cut.finish_reason == "stop"
+
+
+def test_many_rounds_in_one_call_say_what_each_says(tiny_artifact: Path) -> None:
+    """More tokens than come back at once, of which a second text goes on; and a cancelled call keeps what it has."""
+    with Artifact.load(tiny_artifact) as artifact, artifact.session() as session:
+        for k in (0, 4):
+            session.configure(max_tokens=AT_ONCE + 9, ignore_eos=True, num_speculative_tokens=k)
+            session.append(PROMPT)
+            singly = list(session.iterate())
+            session.rewind(len(PROMPT))
+            session.append([])
+            assert session.next() == singly[0]
+            assert session.generate() == singly[1:]
+            assert session.tokens == (*PROMPT, *singly)
+            assert session.finish_reason == "length"
+            session.rewind(len(PROMPT))
+            session.append([])
+            session.cancel()
+            assert session.generate() == []
+            assert session.finish_reason == "cancelled"
+            assert session.generate() == singly
+            session.rewind(0)
 
 
 def test_a_second_turn_equals_a_fresh_run(tiny_artifact: Path) -> None:

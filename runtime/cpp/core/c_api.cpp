@@ -23,6 +23,17 @@ const char* finish_name(Finish finish) {
   }
 }
 
+specc_result result_of(Step step) {
+  switch (step) {
+    case Step::kToken:
+      return SPECC_OK;
+    case Step::kDone:
+      return SPECC_DONE;
+    default:
+      return SPECC_CANCELLED;
+  }
+}
+
 [[noreturn]] void no_such_statistic(std::string_view name) {
   throw Error(Code::Option, "there is no such statistic").found(std::string(name));
 }
@@ -242,14 +253,21 @@ specc_result specc_session_next(specc_session* handle, int64_t* token) {
   return guarded([&] {
     require(handle, "session");
     require(token, "token");
-    switch (handle->session.next(token)) {
-      case Step::kToken:
-        return SPECC_OK;
-      case Step::kDone:
-        return SPECC_DONE;
-      default:
-        return SPECC_CANCELLED;
+    return result_of(handle->session.next(token));
+  });
+}
+
+specc_result specc_session_generate(specc_session* handle, int64_t* tokens, size_t capacity, size_t* count) {
+  return guarded([&] {
+    require(count, "count");
+    *count = 0;
+    require(handle, "session");
+    if (capacity > 0) require(tokens, "tokens");
+    specc_result result = SPECC_OK;
+    for (; *count < capacity && result == SPECC_OK; *count += result == SPECC_OK) {
+      result = result_of(handle->session.next(tokens + *count));
     }
+    return result;
   });
 }
 

@@ -36,6 +36,11 @@ void wrong_arguments(const Artifact& artifact, const Artifact& tap) {
   Client client(artifact);
   int64_t token = 0;
   CHECK_FAILS(specc_session_next(client.get(), &token), SPECC_INVALID, "SPECC-E0607");
+  size_t count = 7;
+  CHECK_FAILS(specc_session_generate(client.get(), &token, 1, &count), SPECC_INVALID, "SPECC-E0607");
+  CHECK_EQ(count, 0u);
+  CHECK_FAILS(specc_session_generate(client.get(), nullptr, 1, &count), SPECC_INVALID, "SPECC-E0601");
+  CHECK_FAILS(specc_session_generate(client.get(), &token, 1, nullptr), SPECC_INVALID, "SPECC-E0601");
   CHECK_FAILS(client.append({}), SPECC_INVALID, "SPECC-E0607");
   CHECK_FAILS(client.append({-1}), SPECC_INVALID, "SPECC-E0602");
   CHECK_FAILS(client.append({1, tiny::kVocab}), SPECC_INVALID, "SPECC-E0602");
