@@ -18,7 +18,7 @@ sys.path.append(str(Path(__file__).parent.parent))
 settings.register_profile("specc", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("specc")
 # What torch traces is many objects that live on; looking through them time and again was a tenth of all tests.
-gc.set_threshold(200_000, 20, 50)
+gc.set_threshold(50_000, 10, 10)
 torch.set_num_threads(1)  # tensors here are tiny, and threads that wait for each other spin
 
 
