@@ -296,9 +296,8 @@ class Toolchain:
         key = self._key(flags, text)
         if key not in self._understood:
             header = self._headers.get(f"{key}.h", lambda p: p.write_text(text))
-            if (
-                "clang" not in self.version
-            ):  # which has another way, and fails where g++ reads the text
+            # (clang has another way, and fails where g++ reads the text.)
+            if "clang" not in self.version:
                 command = [self.compiler, *flags, "-x", "c++-header", str(header), "-o"]
                 self._headers.get(
                     f"{key}.h.gch", lambda p: self._run([*command, str(p)], "torch's headers")

@@ -199,15 +199,15 @@ class Session(Owned):
         """
         if self._callback is not None or self._mask_callback is not None:
             return list(self.iterate())
-        new, some, count = list[int](), (c.c_int64 * AT_ONCE)(), c.c_size_t()
-        result = native.OK
+        before = len(self._tokens)
+        some, count, result = (c.c_int64 * AT_ONCE)(), c.c_size_t(), native.OK
         while result == native.OK:
-            call = self._library.specc_session_generate
-            result = call(self.handle, some, AT_ONCE, c.byref(count))
-            new += some[: count.value]
+            result = self._library.specc_session_generate(
+                self.handle, some, AT_ONCE, c.byref(count)
+            )
             self._tokens += some[: count.value]
             self._heard(result)
-        return new
+        return self._tokens[before:]
 
     def logprobs(self) -> Logprobs:
         """Of the token that `next` returned last, with the option `logprobs`; else RequestError (SPECC-E0607)."""

@@ -26,8 +26,8 @@ typedef struct specc_batch specc_batch;
 
 typedef enum specc_result {
   SPECC_OK = 0,
-  SPECC_DONE = 1,      /* specc_session_next: generation has ended, see specc_session_finish_reason */
-  SPECC_CANCELLED = 2, /* specc_session_next, _append: cancelled; the session may be used again */
+  SPECC_DONE = 1,      /* specc_session_next, _generate: generation has ended, see specc_session_finish_reason */
+  SPECC_CANCELLED = 2, /* the same, _append: cancelled; the session may be used again */
   SPECC_INVALID = 3,   /* an argument is wrong */
   SPECC_ARTIFACT = 4,  /* the artifact is damaged, foreign, too new, or for another CPU */
   SPECC_MEMORY = 5,
