@@ -11,7 +11,7 @@ from pathlib import Path
 
 from specc.errors import ArtifactError, RequestError, SpeccError
 
-INTERFACE_VERSION = 8
+INTERFACE_VERSION = 9
 """SPECC_INTERFACE_VERSION of the header that this binding was written for."""
 
 OK, DONE, CANCELLED, INVALID, ARTIFACT, MEMORY, RUNTIME = range(7)
@@ -61,6 +61,10 @@ PROTOTYPES: dict[str, tuple[object, list[object]]] = {
     "specc_session_set_mask": (c.c_int, [c.c_void_p, MaskFunction, c.c_void_p]),
     "specc_session_logprobs": (
         c.c_int, [c.c_void_p, Floats, Ids, Floats, c.c_size_t, c.POINTER(c.c_size_t)],
+    ),
+    "specc_session_prompt_logprobs": (
+        c.c_int,
+        [c.c_void_p, c.c_size_t, Floats, Ids, Ids, Floats, c.c_size_t, c.POINTER(c.c_size_t)],
     ),
     "specc_session_set_stop_tokens": (c.c_int, _ID_LIST),
     "specc_session_set_drafter": (c.c_int, [c.c_void_p, DrafterFunction, c.c_void_p]),

@@ -41,10 +41,14 @@ class TokenMask(Protocol):
 
 @dataclass(frozen=True)
 class Logprobs:
-    """Natural logarithms of probabilities: of a token, and of the best ones by id, best first."""
+    """Natural logarithms of probabilities: of a token, and of the best ones by id, best first.
+
+    `rank` is told of a prompt's tokens alone: 1 is the best.
+    """
 
     token: float
     top: tuple[tuple[int, float], ...]
+    rank: int = 0
 
 
 COUNTS = (
@@ -72,6 +76,7 @@ class Session(Owned):
         self._manifest = manifest
         self._runner = runner  # of graphs: as long as this session may call them
         self._tokens: list[int] = []
+        self._appended = 0  # tokens, last
         self._cancelled = False
         self._callback: Any = None  # ctypes would let it be collected under C's feet
         self._mask_callback: Any = None
@@ -174,6 +179,7 @@ class Session(Owned):
         self._cancelled = result == native.CANCELLED
         if not self._cancelled:
             self._tokens.extend(ids)
+            self._appended = len(ids)
         return not self._cancelled
 
     def next(self) -> int | None:
@@ -217,6 +223,26 @@ class Session(Owned):
         ids, best = (c.c_int64 * count.value)(), (c.c_float * count.value)()
         self._check(call(self.handle, c.byref(token), ids, best, count.value, c.byref(count)))
         return Logprobs(token.value, tuple(zip(ids, best, strict=True)))
+
+    def prompt_logprobs(self) -> tuple[Logprobs | None, ...]:
+        """Of each token of the last `append`, with the option `prompt_logprobs`; else RequestError (SPECC-E0607).
+
+        None for the text's first token, which follows nothing.
+        """
+        token, rank, count = c.c_float(), c.c_int64(), c.c_size_t()
+        own = c.byref(token), c.byref(rank)
+        call = self._library.specc_session_prompt_logprobs
+        told: list[Logprobs | None] = []
+        ids, best, most = None, None, 0
+        for index in range(self._appended):
+            if not most:  # (the text's first token has none of the best)
+                self._check(call(self.handle, index, *own, None, None, 0, c.byref(count)))
+                most = count.value
+                ids, best = (c.c_int64 * most)(), (c.c_float * most)()
+            self._check(call(self.handle, index, *own, ids, best, most, c.byref(count)))
+            top = tuple(zip(ids or (), best or (), strict=True))
+            told.append(Logprobs(token.value, top, rank.value) if rank.value else None)
+        return tuple(told)
 
     def iterate(self) -> Iterator[int]:
         """Tokens until the end."""

@@ -4,7 +4,7 @@
 
 use std::ffi::{c_char, c_uint, c_void};
 
-pub const SPECC_INTERFACE_VERSION: i32 = 8;
+pub const SPECC_INTERFACE_VERSION: i32 = 9;
 
 pub type specc_result = c_uint;
 pub const SPECC_OK: specc_result = 0;
@@ -156,6 +156,16 @@ unsafe extern "C" {
     pub fn specc_session_logprobs(
         session: *const specc_session,
         token: *mut f32,
+        top_ids: *mut i64,
+        top_logprobs: *mut f32,
+        capacity: usize,
+        count: *mut usize,
+    ) -> specc_result;
+    pub fn specc_session_prompt_logprobs(
+        session: *const specc_session,
+        index: usize,
+        token: *mut f32,
+        rank: *mut i64,
         top_ids: *mut i64,
         top_logprobs: *mut f32,
         capacity: usize,

@@ -18,7 +18,7 @@ extern "C" {
 #define SPECC_API __attribute__((visibility("default")))
 #endif
 
-#define SPECC_INTERFACE_VERSION 8
+#define SPECC_INTERFACE_VERSION 9
 
 typedef struct specc_artifact specc_artifact;
 typedef struct specc_session specc_session;
@@ -106,6 +106,9 @@ SPECC_API void specc_session_close(specc_session*);
  *   guard_rounds            int    rounds between two looks at the guards around the state's buffers (default 64; 1: no
  *                                  token of a round is given out before them; 0: never). The end of a text is one too.
  *                                  Damage is SPECC_RUNTIME, from then on in every round of the session
+ *   prompt_logprobs         int    -1 none (default); n: those of each token that is appended, and of the n best in its place,
+ *                                  see specc_session_prompt_logprobs. The prompt then goes through the functions that
+ *                                  verify, K + 1 tokens a call for the longest K, which takes longer than prefill
  *   seed                    int    noise of sampling (default 0)
  *   temperature             float  >= 0; 0 is greedy (default)
  * The rest change which tokens are chosen, with the formulas of vLLM, in each row of a round as in plain decoding: the
@@ -166,6 +169,12 @@ SPECC_API specc_result specc_session_generate(specc_session*, int64_t* tokens, s
  * is SPECC_INVALID). */
 SPECC_API specc_result specc_session_logprobs(const specc_session*, float* token, int64_t* top_ids, float* top_logprobs,
                                               size_t capacity, size_t* count);
+/* With the option prompt_logprobs = n: the same of token `index` of those that the last specc_session_append added, whatever
+ * was generated since, and its rank: 1 is the best. Rank 0, and none of the best, is the text's first token, which follows
+ * nothing. */
+SPECC_API specc_result specc_session_prompt_logprobs(const specc_session*, size_t index, float* token, int64_t* rank,
+                                                     int64_t* top_ids, float* top_logprobs, size_t capacity,
+                                                     size_t* count);
 /* "", "stop" (EOS or stop token), "length" (max_tokens), "context" (the artifact's max_model_len is full). Known as soon
  * as the last token was returned. */
 SPECC_API const char* specc_session_finish_reason(const specc_session*);

@@ -145,6 +145,37 @@ def test_logprobs_are_those_of_transformers(ngram: Artifact, llama: PreTrainedMo
             text.append(token)
 
 
+def test_a_prompt_s_logprobs_are_those_of_transformers(
+    engine: Artifact, llama: PreTrainedModel
+) -> None:
+    """Of every token, in one append or several; the text that follows is that of any prompt."""
+    text = [(7 * i + i * i) % 251 + 5 for i in range(45)]
+    with torch.no_grad():
+        expected = llama(input_ids=torch.tensor([text]), use_cache=False).logits[0].log_softmax(-1)
+    for parts in ((text,), (text[:1], text[1:20], text[20:])):
+        with engine.session() as session:
+            session.configure(max_tokens=COUNT, prompt_logprobs=2, ignore_eos=True)
+            told = []
+            for part in parts:
+                session.append(part)
+                told += session.prompt_logprobs()
+            assert told[0] is None
+            for row, token, found in zip(expected, text[1:], told[1:], strict=False):
+                assert found is not None
+                assert found.token == pytest.approx(float(row[token]), abs=1e-4)
+                assert found.rank == int((row > row[token]).sum()) + 1
+                best = row.topk(2)
+                assert [i for i, _ in found.top] == best.indices.tolist()
+                assert [p for _, p in found.top] == pytest.approx(best.values.tolist(), abs=1e-4)
+            assert len(told) == len(text)
+            assert tuple(session.generate()) == plain(engine, text, COUNT)
+            session.rewind(0)
+            session.configure(prompt_logprobs=-1)
+            session.append(PROMPT)
+            with pytest.raises(RequestError, match="SPECC-E0607"):
+                session.prompt_logprobs()
+
+
 def test_what_a_mask_raises_is_raised(ngram: Artifact) -> None:
     def broken(new: list[int], drafts: list[int], rows: list[memoryview[int]]) -> int:
         raise ZeroDivisionError

@@ -17,6 +17,7 @@ SURFACES = {
     6: "20b7973f96c4c86cc539a4a5e2046309b721a83f3e9054591bbcee02bc74a994",
     7: "2f3dd80489d3a1ff4e71eefb170bf61bd2fa8d8858701f73af56f8a0e384e8ec",
     8: "b9b575b3fcb033515cbe89d950e8f84b7d121e5e6485cc96dd246aaea9db2ef4",
+    9: "87c05c64568e1231b0e396f3fce776e9275dfd63d90ecc9af35c73325b1600fa",
 }
 """SHA-256 of `surface()` by version. Changed it? Raise SPECC_INTERFACE_VERSION and native.INTERFACE_VERSION, and add a
 line: a binding of one version must not meet a library of another that lacks what it asks for."""

@@ -74,6 +74,18 @@ void set_option(Session& session, const char* name, Value value) {
   session.options().set(name, std::move(value), session.artifact().manifest());
 }
 
+// The n best into the caller's arrays; both NULL ask for their number alone.
+void copy_best(const int64_t* from_ids, const float* from, size_t n, int64_t* ids, float* logprobs, size_t capacity,
+               size_t* count) {
+  if (count != nullptr) *count = n;
+  if (ids == nullptr && logprobs == nullptr) return;
+  if (capacity < n) {
+    throw Error(Code::Option, "the logprobs do not fit").where("capacity").expected(std::to_string(n));
+  }
+  if (ids != nullptr) std::copy_n(from_ids, n, ids);
+  if (logprobs != nullptr) std::copy_n(from, n, logprobs);
+}
+
 // For statistics by index.
 void require_index(size_t index, size_t count) {
   if (index < count) return;
@@ -215,13 +227,19 @@ specc_result specc_session_logprobs(const specc_session* handle, float* token, i
     require(handle, "session");
     const Session::Logprobs found = handle->session.logprobs();
     if (token != nullptr) *token = found.token;
-    if (count != nullptr) *count = found.count;
-    if (top_ids == nullptr && top_logprobs == nullptr) return SPECC_OK;
-    if (capacity < found.count) {
-      throw Error(Code::Option, "the logprobs do not fit").where("capacity").expected(std::to_string(found.count));
-    }
-    if (top_ids != nullptr) std::copy_n(found.top_ids, found.count, top_ids);
-    if (top_logprobs != nullptr) std::copy_n(found.top_logprobs, found.count, top_logprobs);
+    copy_best(found.top_ids, found.top_logprobs, found.count, top_ids, top_logprobs, capacity, count);
+    return SPECC_OK;
+  });
+}
+
+specc_result specc_session_prompt_logprobs(const specc_session* handle, size_t index, float* token, int64_t* rank,
+                                           int64_t* top_ids, float* top_logprobs, size_t capacity, size_t* count) {
+  return guarded([&] {
+    require(handle, "session");
+    const PromptScores::Score found = handle->session.prompt_logprobs(index);
+    if (token != nullptr) *token = found.logprob;
+    if (rank != nullptr) *rank = found.rank;
+    copy_best(found.top_ids, found.top_logprobs, found.count, top_ids, top_logprobs, capacity, count);
     return SPECC_OK;
   });
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <optional>
 
 #include "check.h"
 #include "client.h"
@@ -202,6 +203,92 @@ void logprobs(const std::string& folder) {
   }
 }
 
+// What is told of text[first..), which an append added, is what the model says of it.
+void check_prompt(specc_session* session, const Tokens& text, size_t first, const std::string& note) {
+  for (size_t at = first; at < text.size(); ++at) {
+    float row[tiny::kVocab], own = 1, best[3] = {};
+    int64_t ids[3] = {}, rank = -1;
+    size_t count = 9;
+    must(specc_session_prompt_logprobs(session, at - first, &own, &rank, ids, best, 3, &count));
+    if (at == 0) {
+      CHECK_NOTE(rank == 0 && count == 0, note);
+      continue;
+    }
+    tiny::logits(text.data(), at, tiny::kSalt, row);
+    double total = 0;
+    for (int64_t v = 0; v < tiny::kValid; ++v) total += std::exp(static_cast<double>(row[v]));
+    const auto right = [&](float found, int64_t id) { return std::abs(found - (row[id] - std::log(total))) < 1e-4; };
+    CHECK_NOTE(right(own, text[at]), note + ", token " + std::to_string(at));
+    int64_t before = 0;
+    for (int64_t v = 0; v < tiny::kValid; ++v) before += row[v] > row[text[at]] || (row[v] == row[text[at]] && v < text[at]);
+    CHECK_EQ(rank, before + 1);
+    CHECK_EQ(count, size_t{3});
+    for (size_t i = 0; i < 3; ++i) CHECK_NOTE(right(best[i], ids[i]), note);
+    CHECK(best[0] >= best[1] && best[1] >= best[2]);
+    if (rank <= 3) CHECK_EQ(ids[rank - 1], text[at]);
+  }
+  CHECK_EQ(specc_session_prompt_logprobs(session, text.size() - first, nullptr, nullptr, nullptr, nullptr, 0, nullptr),
+           SPECC_INVALID);
+}
+
+// A prompt's own tokens, of an empty text, of one that goes on and of one that was cut; what follows is the same.
+void prompt_logprobs(const std::string& folder) {
+  for (const std::string kind : {"ngram", "none", "tap", "model", "pairs", "batch-model"}) {
+    const Artifact artifact(folder + "/" + kind);
+    specc_batch* batch = nullptr;
+    if (kind == "batch-model") must(specc_batch_open(artifact.get(), 0, &batch));
+    {
+      Client alone(artifact);
+      std::optional<Client> beside, of_batch;
+      if (batch != nullptr) {
+        beside.emplace(batch);  // whose rows come first
+        of_batch.emplace(batch);
+        must(beside->append(prompt_of(9, 5)));
+      }
+      Client& client = batch != nullptr ? *of_batch : alone;
+      must(specc_session_set_int(client.get(), "prompt_logprobs", 3));
+      for (const size_t length : {size_t{1}, size_t{2}, size_t{5}, size_t{13}, size_t{50}, kMaxLen}) {
+        const std::string note = kind + ", prompt " + std::to_string(length);
+        Settings settings;
+        settings.max_tokens = 6;
+        client.set(settings);
+        client.rewind(0);
+        Tokens text = prompt_of(length, 2);
+        must(client.append(text));
+        check_prompt(client.get(), text, 0, note);
+        const Tokens said = client.generate();
+        CHECK_NOTE(said == plain(text, settings, kMaxLen).tokens, note);
+        check_prompt(client.get(), text, 0, note + ", later");
+        if (length != 13) continue;
+        text = joined(text, said);
+        const size_t whole = text.size();
+        text = joined(text, prompt_of(7, 1));
+        must(client.append(prompt_of(7, 1)));
+        check_prompt(client.get(), text, whole, note + ", went on");
+        CHECK_NOTE(client.generate() == plain(text, settings, kMaxLen).tokens, note);
+        client.rewind(9);
+        text = joined(Tokens(text.begin(), text.begin() + 9), prompt_of(11, 4));
+        must(client.append(prompt_of(11, 4)));
+        check_prompt(client.get(), text, 9, note + ", was cut");
+        CHECK_NOTE(client.generate() == plain(text, settings, kMaxLen).tokens, note);
+      }
+      client.rewind(0);
+      specc_session_cancel(client.get());
+      CHECK_EQ(client.append(prompt_of(9)), SPECC_CANCELLED);
+      CHECK_EQ(client.append({5, tiny::kNanToken, 6}), SPECC_RUNTIME);
+      CHECK(std::string(specc_last_error()).rfind("SPECC-E0604", 0) == 0);
+      check_prompt(client.get(), {}, 0, kind);
+      must(client.append(prompt_of(9)));
+      check_prompt(client.get(), prompt_of(9), 0, kind);
+    }
+    if (batch != nullptr) specc_batch_close(batch);
+  }
+  const Artifact artifact(folder + "/whole");  // whose rounds have no pieces
+  Client client(artifact);
+  CHECK_EQ(specc_session_set_int(client.get(), "prompt_logprobs", 0), SPECC_INVALID);
+  must(specc_session_set_int(client.get(), "prompt_logprobs", -1));
+}
+
 void no_end_too_early(const std::string& folder) {
   const Artifact artifact(folder + "/eos");  // token 3 ends
   for (const int64_t k : kLengths) {
@@ -280,6 +367,7 @@ void pieces_test(const std::string& artifacts) {
   every_artifact(artifacts);
   drafts_count(artifacts);
   logprobs(artifacts);
+  prompt_logprobs(artifacts);
   no_end_too_early(artifacts);
   failures_leave_the_text(artifacts);
   artifacts_of_before(artifacts);

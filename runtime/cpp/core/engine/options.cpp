@@ -129,10 +129,16 @@ void Options::set(std::string_view name, int64_t value, const Manifest& manifest
     guard_rounds = static_cast<size_t>(value);
   } else if (name == "num_speculative_tokens") {
     length_index = index_of(name, value, manifest.draft_lengths);
+  } else if (name == "prompt_logprobs") {
+    if (value < -1 || value > manifest.model.vocab_size) {
+      out_of_range(name, "-1 (none) to the vocabulary's size", std::to_string(value));
+    }
+    if (value >= 0) require_pieces(manifest, name);
+    prompt_logprobs = value;
   } else if (name == "draft_depth") {
     depth_index = index_of(name, value, manifest.drafter.depths);
   } else {
-    unknown(name, "max_tokens, ignore_eos, num_speculative_tokens, draft_depth, guard_rounds, " + names(kInts));
+    unknown(name, "max_tokens, ignore_eos, num_speculative_tokens, draft_depth, guard_rounds, prompt_logprobs, " + names(kInts));
   }
 }
 

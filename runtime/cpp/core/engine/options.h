@@ -39,6 +39,7 @@ struct Options {
   LengthPolicy length_policy;
   DraftSource draft_source = DraftSource::kAny;
   double draft_weight = 1;  // beside other texts, for a policy that shares drafts among them
+  int64_t prompt_logprobs = -1;  // -1: none; n: those of each token that is appended, and of the n best in its place
   StopRules rules;
   SamplingParams sampling;  // but for `eos`, which are `rules`
 

@@ -114,6 +114,7 @@ bool Session::append(const int64_t* ids, size_t count) {
   check_lengths();
   const size_t before = visible();
   drop_unread();
+  prompt_scores_.clear();
   if (place_.workspace().batched() || chooses() || finds() || replaces()) ready_sampler();  // what it allocates is not for a round to do
   const Finish finish_before = finish_;
   const auto undo = [&] {
@@ -129,6 +130,11 @@ bool Session::append(const int64_t* ids, size_t count) {
     committed_.reserve(std::min(longest, std::max(kMaxReserve, committed_.size())));
     if (drafter_ != nullptr) drafter_->reserve(longest);
     make_room(longest);
+    if (options_.prompt_logprobs >= 0 && !score_prompt(before)) {
+      undo();
+      return false;
+    }
+    // What of the drafter's state is lacking after that, too.
     if (!catch_up(extends() ? written_ : std::min(written_, drafter_written_))) {
       undo();
       return false;
@@ -161,6 +167,7 @@ void Session::keep(size_t count) {
   unread_ = 0;
   failure_ = nullptr;
   sampled_ = {};
+  prompt_scores_.clear();
   finish_ = Finish::kNone;
   turn_start_ = std::min(turn_start_, count);
   written_ = std::min(written_, count);

@@ -18,6 +18,7 @@
 #include "found_drafts.h"
 #include "length_policy.h"
 #include "options.h"
+#include "prompt_scores.h"
 #include "stats.h"
 #include "token_mask.h"
 #include "workspace.h"
@@ -62,6 +63,8 @@ class Session {
     const float* top_logprobs;
   };
   Logprobs logprobs() const;
+  // Of a token that the last append added, if `prompt_logprobs` was set.
+  PromptScores::Score prompt_logprobs(size_t index) const { return prompt_scores_.at(index); }
 
   const Stats& stats() const { return stats_; }
   double acceptance_ewma() const { return acceptance_ewma_.value_or(0); }
@@ -144,6 +147,8 @@ class Session {
   bool catch_up(size_t from);
   void prefill_chunk(size_t from, size_t rows);
   void run_rows(const Plan& plan, size_t rows);
+  bool score_prompt(size_t first);
+  size_t score_block(size_t from, size_t first);
   bool extends() const { return artifact_->rounds().extend() != nullptr; }
   void fill_extension(size_t from, size_t rows);
   bool extend(size_t most_left);
@@ -214,6 +219,7 @@ class Session {
   std::vector<int32_t> draft_parents_;  // the same without the root, as samplers take it
   Sampled sampled_;                   // of the last round, if it was chosen here
   size_t round_kept_ = 0;             // tokens of the last round that were committed
+  PromptScores prompt_scores_;
   Play play_;
   std::exception_ptr failure_;  // of a round that a batch played
 
