@@ -185,7 +185,7 @@ def test_other_grammars(server: Server, extra: dict[str, Any], right: Any) -> No
     [
         ({"top_p": 0}, "E0702"), ({"top_p": 1.1}, "E0702"), ({"presence_penalty": 3}, "E0702"),
         ({"logit_bias": {"x": 1}}, "E0702"), ({"logit_bias": {"99999": 1}}, "E0602"),
-        ({"logprobs": 21}, "E0702"), ({"logprobs": 1, "echo": True}, "E0703"),
+        ({"logprobs": 21}, "E0702"), ({"prompt_logprobs": 21}, "E0702"),
         ({"guided_regex": "[a"}, "E0717"), ({"guided_regex": "a", "guided_choice": ["b"]}, "E0702"),
         ({"response_format": {"type": "json_schema"}}, "E0702"), ({"guided_json": {"type": 5}}, "E0717"),
         ({"bad_words": ["The quick brown fox"]}, "E0703"), ({"allowed_token_ids": [99999]}, "E0602"),

@@ -300,7 +300,7 @@ def test_clients_that_come_and_go_do_not_disturb_the_others(
     ("field", "value"),
     [
         ("best_of", 3), ("suffix", "x"), ("typo", 1), ("store", True), ("length_penalty", 2),
-        ("prompt_logprobs", 1), ("use_beam_search", True), ("bad_words", ["The quick brown fox"]),
+        ("use_beam_search", True), ("bad_words", ["The quick brown fox"]),
     ],
 )  # fmt: skip
 def test_what_the_engine_cannot_do_is_refused_by_name(

@@ -54,6 +54,8 @@ async def whole(reply: Reply) -> dict[str, Any]:
         finish[index] = event.finish or finish[index]
     answer = _envelope(reply, streamed=False)
     answer["choices"] = [_whole_choice(request, i, texts[i], finish[i], told[i]) for i in texts]
+    if request.chat:
+        answer |= told[0].of_prompt  # one prompt for all choices
     answer["usage"] = _usage(reply)
     if request.body.specc:
         answer["specc"] = report(reply)
@@ -138,7 +140,10 @@ def _told_by(reply: Reply) -> dict[int, Told]:
         return reply.service.engine.detokenize(ids, skip_special=False)
 
     request = reply.request
-    return {choice.index: Told(decode, chat=request.chat) for choice in request.choices}
+    return {
+        choice.index: Told(decode, request.body, choice.ask.prompt_ids)
+        for choice in request.choices
+    }
 
 
 def _whole_choice(
@@ -147,7 +152,7 @@ def _whole_choice(
     end = {"finish_reason": _FINISH.get(finish, finish), "logprobs": told.take()}
     if request.chat:
         return {"index": index, "message": {"role": "assistant", "content": text}, **end}
-    return {"index": index, "text": text, **end}
+    return {"index": index, "text": text, **end, **told.of_prompt}
 
 
 def _piece(request: Request, index: int, event: Event, told: Told) -> dict[str, Any]:

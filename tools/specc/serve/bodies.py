@@ -24,7 +24,7 @@ StopString = Annotated[str, Field(min_length=1, max_length=1000)]
 _NEUTRAL: dict[str, tuple[object, ...]] = {
     "audio": (), "best_of": (1,), "function_call": (), "functions": (), "length_penalty": (1,),
     "modalities": (["text"],), "parallel_tool_calls": (True,), "prediction": (),
-    "prompt_logprobs": (), "reasoning_effort": (), "service_tier": ("auto", "default"),
+    "reasoning_effort": (), "service_tier": ("auto", "default"),
     "store": (False,), "suffix": (), "use_beam_search": (False,), "verbosity": (), "web_search_options": (),
 }  # fmt: skip
 """What others can do and this engine cannot, with the values that ask for nothing."""
@@ -79,9 +79,9 @@ class Body(_Strict):
     """What completions and chat have in common.
 
     Not OpenAI's, but vLLM's: `ignore_eos`, `stop_token_ids`, `top_k` (0 or -1: all), `min_p`, `repetition_penalty`,
-    `min_tokens`, `bad_words`, `allowed_token_ids` (no others are said), `guided_...` and `structured_outputs`. Ours:
-    `num_speculative_tokens` (one K of the artifact, -1 adapts it), `draft_weight` (share of drafts under
-    `--length-policy priority`) and `specc`, which asks for the report at the end of the answer.
+    `min_tokens`, `bad_words`, `allowed_token_ids` (no others are said), `prompt_logprobs`, `guided_...` and
+    `structured_outputs`. Ours: `num_speculative_tokens` (one K of the artifact, -1 adapts it), `draft_weight` (share of
+    drafts under `--length-policy priority`) and `specc`, which asks for the report at the end of the answer.
     """
 
     model: str | None = None
@@ -104,6 +104,7 @@ class Body(_Strict):
     min_tokens: Count = 0
     bad_words: Annotated[list[StopString], Field(max_length=64)] = []
     allowed_token_ids: Annotated[list[Count], Field(min_length=1)] | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
     response_format: ResponseFormat | None = None
     guided_json: str | dict[str, Any] | None = None
     guided_regex: str | None = None
@@ -125,6 +126,11 @@ class Body(_Strict):
         return -1
 
     @property
+    def most_prompt_logprobs(self) -> int:
+        """The same of the prompt's tokens."""
+        return -1 if self.prompt_logprobs is None else self.prompt_logprobs
+
+    @property
     def options(self) -> dict[str, Option]:
         """What is not as plain sampling has it, by the engine's names."""
         found: dict[str, Option] = {
@@ -138,6 +144,8 @@ class Body(_Strict):
             found["logit_bias"] = {int(token): bias for token, bias in self.logit_bias.items()}
         if self.most_logprobs >= 0:
             found["logprobs"] = self.most_logprobs
+        if self.most_prompt_logprobs >= 0:
+            found["prompt_logprobs"] = self.most_prompt_logprobs
         return found
 
     @property
@@ -167,6 +175,11 @@ class CompletionBody(Body):
     @property
     def most_logprobs(self) -> int:
         return -1 if self.logprobs is None else self.logprobs
+
+    @property
+    def most_prompt_logprobs(self) -> int:
+        """What is echoed has logprobs as what is said."""
+        return max(super().most_prompt_logprobs, self.most_logprobs if self.echo else -1)
 
     @property
     def prompts(self) -> list[str | list[int]]:
@@ -286,8 +299,8 @@ def _check_together(body: Body) -> None:
     form = body.response_format
     if form is not None and (form.type == "json_schema") is not (form.json_schema is not None):
         raise _wrong("response_format", "a json_schema with type json_schema alone", form.type)
-    if isinstance(body, CompletionBody) and body.echo and body.logprobs is not None:
-        raise unsupported("echo", "a prompt's logprobs are not computed")
+    if body.prompt_logprobs is not None and body.stream:
+        raise _wrong("prompt_logprobs", '"stream": false beside it', '"stream": true')
     if isinstance(body, ChatBody) and body.top_logprobs and not body.logprobs:
         raise _wrong("top_logprobs", '"logprobs": true beside it', '"logprobs": false')
 

@@ -22,6 +22,7 @@ _LOG = logging.getLogger(__name__)
 class Event:
     """Text that became sure, and the tokens since the last event, with `logprobs` if asked for.
 
+    `prompt_logprobs`, if those were asked for, are in the first event, before any token.
     The last event of a job has `finish` (stop, length, context) or `error`.
     """
 
@@ -29,6 +30,7 @@ class Event:
     token_ids: tuple[int, ...] = ()
     finish: str = ""
     logprobs: tuple[Logprobs, ...] = ()
+    prompt_logprobs: tuple[Logprobs | None, ...] = ()
     error: SpeccError | None = None
 
 
@@ -70,7 +72,7 @@ class Job:
     def _event(self, text: str, progress: Progress, seen: int, finish: str) -> Event:
         tokens = progress.tokens[:seen]
         self.token_ids += tokens
-        return Event(text, tokens, finish, progress.logprobs[:seen])
+        return Event(text, tokens, finish, progress.logprobs[:seen], progress.prompt_logprobs)
 
 
 def _told(failure: Exception) -> SpeccError:
@@ -243,7 +245,7 @@ class Scheduler:
         if event.finish:
             job.reason = event.finish
             self._close(slot)
-        if event.token_ids or event.text or event.finish:
+        if event.token_ids or event.text or event.finish or event.prompt_logprobs:
             job.deliver(event)
 
     def _fail(self, job: Job, error: SpeccError) -> None:

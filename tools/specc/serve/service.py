@@ -8,7 +8,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -310,14 +310,17 @@ class Reply:
 
     async def events(self) -> AsyncIterator[tuple[int, Event]]:
         """Until all have ended. Raises the error of the first that failed."""
-        for choice in self.request.choices:
-            if choice.echo:
+        choices = self.request.choices
+        for choice in choices:
+            if choice.echo and not choice.ask.prompt_logprobs:
                 yield choice.index, Event(text=choice.echo)
         left = len(self.jobs)
         while left:
             index, event = await self._events.get()
             if event.error is not None:
                 raise event.error
+            if event.prompt_logprobs:  # what is echoed has waited for them
+                event = replace(event, text=choices[index].echo + event.text)
             yield index, event
             left -= bool(event.finish)
 

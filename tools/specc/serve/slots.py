@@ -33,11 +33,17 @@ class Ask:
         """Whether they are asked for."""
         return "logprobs" in self.options
 
+    @property
+    def prompt_logprobs(self) -> bool:
+        """The same of the prompt's tokens."""
+        return "prompt_logprobs" in self.options
+
 
 @dataclass(frozen=True)
 class Progress:
     """What a turn gave: `prefilled` prompt tokens are done, or a round was played.
 
+    `prompt_logprobs`, if those were asked for, come with the last of the prompt, None for its first token.
     `tokens` are the round's new ones, with `logprobs` if those were asked for; of `drafted` tokens,
     `accepted` were what the target says; the next was one that a grammar forbids if `forbidden`.
     `fallback`: why a round drafted nothing. `method`: who was to draft, where something chooses that.
@@ -47,6 +53,7 @@ class Progress:
 
     tokens: tuple[int, ...] = ()
     logprobs: tuple[Logprobs, ...] = ()
+    prompt_logprobs: tuple[Logprobs | None, ...] = ()
     played: bool = False
     prefilled: int = 0
     drafted: int = 0
@@ -192,6 +199,7 @@ class SessionSlot:
         self._fed = self._given = 0
         self._seen: dict[str, int] = {}
         self._prefill_tokens, self._prefill_s = 0, 0.0
+        self._prompt_logprobs: list[Logprobs | None] = []
         self.closed = False
         try:
             self.session.configure(
@@ -268,13 +276,22 @@ class SessionSlot:
         if self._fed:
             self._prefill_tokens += int(self.session.stat("prefill_tokens"))
             self._prefill_s += self.session.stat("prefill_s")
+        # Logprobs come from calls as long as a round's, and others wait no longer for these than for a round.
+        rows = (
+            self._manifest.num_speculative_tokens[-1] + 1
+            if self._ask.prompt_logprobs
+            else self._manifest.model.prefill_chunk
+        )
         # The last token of a text is a root, not prefilled: one more at first fills whole chunks.
-        size = self._manifest.model.prefill_chunk + (self._fed == 0)
+        size = rows + (self._fed == 0)
         chunk = self._ask.prompt_ids[self._fed : self._fed + size]
         if not self.session.append(chunk):
             raise RequestError("SPECC-E0600", "a prompt was cancelled by nobody", cure="report it")
         self._fed += len(chunk)
-        return Progress(prefilled=len(chunk))
+        if self._ask.prompt_logprobs:
+            self._prompt_logprobs += self.session.prompt_logprobs()
+        told = () if self.feeding else tuple(self._prompt_logprobs)
+        return Progress(prefilled=len(chunk), prompt_logprobs=told)
 
     def play(self) -> Progress:
         """A round, or what a batch made of it: all the tokens it committed, none if the first was a stop token."""
