@@ -88,7 +88,7 @@ def tokens_of(url: str) -> float:
 
 @pytest.mark.skipif(not HAS_RAY, reason="Ray is not installed: not run in continuous integration")
 def test_two_of_them(tiny_artifact: Path) -> None:
-    """Both answer, with the tokens that the artifact says alone, on no foreign cluster; and end in order."""
+    """Both answer, with the tokens that the artifact says alone, on no foreign cluster; and finish what they began."""
     command = [
         sys.executable,
         "-m",
@@ -120,13 +120,24 @@ def test_two_of_them(tiny_artifact: Path) -> None:
 
                 with ThreadPoolExecutor(4) as clients:
                     answers = list(clients.map(ask, LENGTHS))
+                # Each has counters of its own, and one of them is asked.
+                counted = {tokens_of(told["url"]) for _ in range(40)}
+
+                begun = client.completions.create(
+                    model=told["model"], prompt=PROMPT, max_tokens=240, temperature=0, n=8,
+                    stream=True, extra_body={"ignore_eos": True},
+                )  # fmt: skip
+                texts = [""] * 8
+                for number, piece in enumerate(begun):
+                    if number == 0:
+                        process.send_signal(signal.SIGTERM)
+                    for choice in piece.choices:
+                        texts[choice.index] += choice.text
             for length, text in zip(LENGTHS, answers, strict=True):
                 assert text == artifact.detokenize(plain(artifact, PROMPT, length))
-            # Each has counters of its own, and one of them is asked.
-            counted = {tokens_of(told["url"]) for _ in range(40)}
             assert len(counted) == 2
             assert sum(counted) == sum(LENGTHS)
-            process.send_signal(signal.SIGTERM)
+            assert texts == [artifact.detokenize(plain(artifact, PROMPT, 240))] * 8
             assert process.wait(60) == 0
         finally:
             process.kill()

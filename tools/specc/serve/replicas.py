@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 from specc.errors import UsageError
@@ -14,6 +14,8 @@ from specc.serve.app import application
 from specc.serve.opening import Opening
 
 _NAME = "specc"
+_DELETE_S = 60
+"""How long Ray's delete waits."""
 
 
 def serve_replicas(
@@ -66,10 +68,19 @@ def serve_replicas(
         ready()
         threading.Event().wait()
     except KeyboardInterrupt:
-        pass
+        with suppress(KeyboardInterrupt):  # a second one does not wait
+            _finish(serve, drain_s)
     finally:
         serve.shutdown()
         ray.shutdown()
+
+
+def _finish(serve: Any, drain_s: float) -> None:
+    """Until the replicas have ended: Ray's shutdown ends the proxies at once, and with them what is being answered."""
+    for _ in range(2 + int(drain_s / _DELETE_S)):
+        with suppress(TimeoutError):
+            serve.delete(_NAME)
+            return
 
 
 def _replica(serve: Any) -> type:
