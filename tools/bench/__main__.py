@@ -149,7 +149,7 @@ def loaded(
     Args:
         artifact: Directory that `specc compile` made.
         clients: How many ask at the same time.
-        seconds: Half of them plain.
+        seconds: Half of them plain. What was asked by then is heard to its end, which a slow machine takes long for.
         max_tokens: New tokens of an answer, 4 or more.
         threads: Of the server; 0 takes the physical cores this process may use.
     """
