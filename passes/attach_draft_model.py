@@ -52,7 +52,7 @@ class AttachDraftModel(Pass):
             raise PassError(
                 "SPECC-E0355", "target and drafter have different vocabularies",
                 expected=f"{ours} token ids", found=f"{theirs}",
-                cure="choose a drafter of the same family (same tokenizer)",
+                cure="choose a drafter of the same family (same tokenizer), or translate-tokens first",
             )  # fmt: skip
 
     def call(self, program: SpeculativeProgram) -> PassResult:
@@ -78,7 +78,8 @@ class AttachDraftModel(Pass):
             )  # fmt: skip
             assert logits is not None
             drafts.append(Function(name, Role.DRAFT, builder.output(logits), ("logits",)))
-        contract = replace(program.contract, state=DraftState.OWN, lag=1)
+        said = self.drafter.contract.draft_vocab_size
+        contract = replace(program.contract, state=DraftState.OWN, lag=1, draft_vocab_size=said)
         merged = replace(merged, contract=contract).with_functions(*drafts).replacing(prefill)
         return PassResult(merged.without_function("draft.target"), modified=True)
 

@@ -11,6 +11,7 @@ from specc.errors import PassError
 from specc.ir import Owner, StateBuffer, StateKind, TensorType, Weight
 from specc.ir.dialect import ops
 from specc.ir.importers.drafters import Attention, DrafterCheckpoint, DrafterSpec, Layer, Mlp, Rope
+from specc.passes.head_rows import at_places
 from specc.passes.leaf_writer import PREFIX, LeafWriter
 
 aten = torch.ops.aten
@@ -79,13 +80,7 @@ def drafter_weights(drafter: DrafterCheckpoint, rows: int) -> dict[str, Weight]:
 
 def by_target_id(writer: LeafWriter, mapped: bool, logits: fx.Node) -> fx.Node:
     """Logits [T, Vd] of draft ids -> [T, V] of the target's ids, -inf for those that have none."""
-    if not mapped:
-        return logits
-    # A lookup, not a scatter: it vectorises, and each row is written once.
-    one = writer.op(aten.slice.Tensor, logits, -1, 0, 1)
-    none = writer.op(aten.full_like.default, one, -torch.inf)
-    ids = writer.weight(f"{PREFIX}t2d")
-    return writer.op(aten.index_select.default, writer.cat(logits, none), 1, ids)
+    return at_places(writer.op, logits, writer.weight(f"{PREFIX}t2d")) if mapped else logits
 
 
 def caches(spec: DrafterSpec) -> list[StateBuffer]:

@@ -6,17 +6,13 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
-from torch import fx
 
 from specc.errors import PassError
 from specc.ir import Role, SpeculativeProgram, Weight
-from specc.ir.graphs import copy_graph, output_of, results_of, type_of, weight_name
-from specc.ir.infer import infer_types
+from specc.ir.graphs import copy_graph, results_of, type_of, weight_name
 from specc.ir.program import Function
-from specc.ir.types import TensorType
 from specc.passes.base import Pass, PassResult, need, promise, same
-
-aten = torch.ops.aten
+from specc.passes.head_rows import call_with_rows
 
 SUFFIX = ".trimmed"
 """Ends the names of what replaces a head and its matrix."""
@@ -88,19 +84,9 @@ class TrimDraftVocabulary(Pass):
         graph, _ = copy_graph(draft.graph)
         for call in [n for n in graph.nodes if n.meta.get("part") == "head"]:
             head = program.functions[str(call.target)]
-            rows = [i for i, taken in enumerate(head.inputs) if _has_rows(head, taken)]
-            args = list(call.args)
-            with graph.inserting_before(call):
-                for index in rows:
-                    name = weight_name(args[index])
-                    assert name is not None
-                    weights[name + SUFFIX] = program.weights[name].rows(self.ids)
-                    args[index] = graph.create_node("get_attr", f"{args[index].target}{SUFFIX}")
-                    args[index].meta["type"] = weights[name + SUFFIX].type
-                places = graph.create_node("get_attr", f"weight.{PLACES}")
-                places.meta["type"] = weights[PLACES].type
-            call.args, call.target = (*args, places), head.name + SUFFIX
-            functions[call.target] = _trimmed(head, rows, len(self.ids), weights[PLACES].type)
+            functions[head.name + SUFFIX] = call_with_rows(
+                call, head, self.ids, SUFFIX, PLACES, program.weights, weights
+            )
         for node in [n for n in graph.nodes if weight_name(n) is not None and not n.users]:
             graph.erase_node(node)
         return Function(draft.name, draft.role, graph, draft.outputs)
@@ -108,35 +94,3 @@ class TrimDraftVocabulary(Pass):
 
 def _a_draft(program: SpeculativeProgram) -> str:
     return next(n for n, f in program.functions.items() if f.role is Role.DRAFT)
-
-
-def _has_rows(head: Function, taken: fx.Node) -> bool:
-    """Whether a head's input has a row for each token: the matrix or the bias of the product that gives the logits."""
-    last = [n for n in head.graph.nodes if n.target is aten.linear.default][-1]
-    return taken in last.args[1:]
-
-
-def _trimmed(head: Function, rows: list[int], count: int, places: TensorType) -> Function:
-    """`head` on `count` rows, with its logits put in their places."""
-    graph, copies = copy_graph(head.graph)
-    for index in rows:
-        node = copies[head.inputs[index]]
-        node.meta["type"] = TensorType(type_of(node).dtype, (count, *type_of(node).shape[1:]))
-    last = [n for n in graph.nodes if n.op == "placeholder"][-1]
-    with graph.inserting_after(last):
-        where = graph.placeholder("places")
-    where.meta["type"] = places
-    (logits,) = results_of(graph)
-    with graph.inserting_before(output_of(graph)):
-        padded = graph.call_function(aten.constant_pad_nd.default, (logits, [0, 1], -torch.inf))
-        spread = graph.call_function(aten.index_select.default, (padded, 1, where))
-    output_of(graph).args = ((spread,),)
-    infer_types(graph, head.name)
-    if type_of(logits).shape != ("T", count) or type_of(spread) != type_of(
-        results_of(head.graph)[0]
-    ):
-        raise PassError(
-            "SPECC-E0363", "the head does more with its logits than can be done for some of them",
-            where=head.name, found=str(type_of(logits)), cure="leave out --draft-vocab-size",
-        )  # fmt: skip
-    return Function(head.name + SUFFIX, head.role, graph, head.outputs)

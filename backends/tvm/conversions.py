@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import fx
-from tvm import relax, te
+from tvm import relax, te, tirx
 
 from specc.backends.tvm import templates
 from specc.backends.tvm.attention import Attention, attention, seen
@@ -141,8 +141,9 @@ def _rows(c: Converter, node: fx.Node) -> Any:
     """Rows of a table, which fail for one that it does not have."""
     args = arguments(node)
     table, indices = args[0], args[1] if node.target is aten.embedding.default else args[2]
-    if node.target is aten.index_select.default and _dim(table, args[1]) != 0:
-        raise c.refuse("index_select of another dimension than the first")
+    if node.target is aten.index_select.default and (axis := _dim(table, args[1])) != 0:
+        # (Columns are looked up by tables of the program's own, not by what a caller gives.)
+        return c.emit(op.take(c.values[table], c.values[indices], axis=axis, mode="clip"))
     if "T" in _shape(table):
         raise c.refuse("rows of a call are looked up")
     n, *rest = type_of(table).at()
@@ -385,8 +386,12 @@ def _topk(c: Converter, node: fx.Node) -> list[Any]:
 
 @converts(aten.full_like.default)
 def _full_like(c: Converter, node: fx.Node) -> Any:
-    filled = relax.const(arguments(node)[1], dtype_of(_dtype(node)))
-    return c.emit(op.full(relax.ShapeExpr(c.dims(_shape(node))), filled, dtype_of(_dtype(node))))
+    number = tirx.const(arguments(node)[1], dtype_of(_dtype(node)))
+
+    def filled(x: Any) -> Any:  # (Relax's own `full` cannot be lowered for infinity.)
+        return te.compute(x.shape, lambda *at: number, name="filled")
+
+    return c.builder.emit_te(filled, c.values[arguments(node)[0]])
 
 
 _COMPARE: dict[Any, Any] = {

@@ -59,7 +59,9 @@ def test_drafters_draft_what_they_draft_in_eager(method: str) -> None:
     assert found == generate(program, [3, 1, 4, 1, 5], **options)
 
 
-@pytest.mark.parametrize("layout", ["eagle", "mtp", "medusa", "dflash-window", "dspark-rnn"])
+@pytest.mark.parametrize(
+    "layout", ["dspark-few-tokens", "mtp", "medusa", "dflash-window", "dspark-rnn"]
+)
 def test_trained_drafters_draft_what_eager_code_on_the_checkpoint_drafts(
     layout: str, tmp_path: Path
 ) -> None:

@@ -46,9 +46,11 @@ fn head.trimmed(%x: f32[T, 4], %weight_1: f32[3, 4], %places: i32[6]) {leaf}:
   %0 = aten.unsqueeze(%x, 0) : f32[1, T, 4]
   %1 = aten.linear(%0, %weight_1) : f32[1, T, 3]
   %2 = aten.select.int(%1, 0, 0) : f32[T, 3]
-  %3 = aten.constant_pad_nd(%2, [0, 1], -inf) : f32[T, 4]
-  %4 = aten.index_select(%3, 1, %places) : f32[T, 6]
-  return logits=%4
+  %3 = aten.slice.Tensor(%2, -1, 0, 1) : f32[T, 1]
+  %4 = aten.full_like(%3, -inf) : f32[T, 1]
+  %5 = aten.cat([%2, %4], -1) : f32[T, 4]
+  %6 = aten.index_select(%5, 1, %places) : f32[T, 6]
+  return logits=%6
 fn draft(%tokens: i64[1], %positions: i64[1], %rows: i64[1]) {draft}:
   %0 = call embed {embed}(%positions, %tokens, @table.0, @wte) : (f32[1, 4])
   %1 = %0[0] : f32[1, 4]

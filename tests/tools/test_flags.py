@@ -31,6 +31,7 @@ CHANGES: dict[str, tuple[Any, str]] = {
     "depths": ("2,3", "eagle:adaptive"),
     "structure_head": (True, "mtp:structure"),
     "draft_vocab_size": (64, "layerskip"),
+    "translate_tokens": (True, "draft_model"),
     "host_drafter": ("suffix", "layerskip"),
     "drafter_options": ("prompt_lookup_max=8", "ngram"),
     "calibration": (Path(__file__), "layerskip"),
@@ -238,9 +239,18 @@ def test_trees_of_host_drafters_say_which_k_there_are() -> None:
         ({"method": "mtp:structure", "host_drafter": "suffix"}, "SPECC-E0104", "--host-drafter has no meaning"),
         ({"method": "suffix", "structure_head": True}, "SPECC-E0104", "--structure-head has no meaning"),
         ({"method": "mtp:structure", "draft_vocab_size": 9}, "SPECC-E0104", "--draft-vocab-size has no meaning"),
+        ({"method": "layerskip", "translate_tokens": True}, "SPECC-E0104", "--translate-tokens has no meaning"),
+        (
+            {"method": "draft_model", "drafter": "d", "translate_tokens": True, "draft_vocab_size": 9},
+            "SPECC-E0104", "--translate-tokens drops those",
+        ),
+        (
+            {"method": "draft_model", "drafter": "d", "translate_tokens": True, "format": "mlc"},
+            "SPECC-E0104", "--translate-tokens has no such value with --format mlc",
+        ),
     ],
 )  # fmt: skip
-def test_trees_that_no_host_drafter_gives_are_refused(
+def test_what_a_method_does_not_have_is_refused(
     changes: dict[str, Any], code: str, says: str
 ) -> None:
     with pytest.raises(UsageError) as caught:

@@ -83,6 +83,12 @@ def check_request(request: CompileRequest) -> None:
     _check_host_drafter(request)
     flags.at_least("--draft-vocab-size", request.draft_vocab_size, 0)
     _only_for("--draft-vocab-size", request.draft_vocab_size or None, request, *_IN_THE_GRAPH)
+    _only_for("--translate-tokens", request.translate_tokens or None, request, "draft_model")
+    if request.translate_tokens and request.draft_vocab_size:
+        raise flags.conflict(
+            "--draft-vocab-size counts tokens of the drafter's tokenizer, and --translate-tokens drops those",
+            "leave one of them out",
+        )  # fmt: skip
     measured = _IN_THE_GRAPH if request.draft_vocab_size else CALIBRATED
     _only_for("--calibration", request.calibration, request, *measured)
     if request.method == "draft_model" and request.drafter is None:
@@ -256,7 +262,7 @@ _DEVICES: Mapping[str, Limits] = {
 _MLC: Limits = {
     "device": ("cpu",), "backend": (None, TVM), "tree": (None,), "host_drafter": (None,), "drafter_options": ({},),
     "quant": TVM_QUANTS, "kv_cache_dtype": ("auto", "f32"), "kv_arena": ("auto",), "draft_vocab_size": (0,),
-    "static": (False,), "max_num_seqs": (1,), "isa": OF_X86,
+    "translate_tokens": (False,), "static": (False,), "max_num_seqs": (1,), "isa": OF_X86,
 }  # fmt: skip
 _BACKENDS: Mapping[str, Limits] = {
     TVM: {"isa": OF_X86, "quant": TVM_QUANTS},

@@ -23,9 +23,11 @@ from specc.passes.pipelines import Shape
 from specc.passes.plan_arena import PlanArena
 from specc.passes.quantise_weights import QuantiseWeights
 from specc.passes.shard_caches import ShardCaches
+from specc.passes.translate_tokens import TranslateTokens
 from specc.progress import Progress
 from specc.request import CompileRequest, backend_of, draft_lengths
 from specc.structure_head import fit_head
+from specc.translation import translation
 
 CALIBRATION_TOKENS = 512
 """Tokens of one stretch of calibration text."""
@@ -133,9 +135,16 @@ def _draft_model(
     request: CompileRequest, imported: ImportedModel, shape: Shape, progress: Progress
 ) -> Choice:
     drafter = drafter_model(request, imported, progress)
+    translate: TranslateTokens | None = None
+    why: tuple[str, ...] = ()
+    if request.translate_tokens:
+        with progress.phase("compare the two vocabularies"):
+            translate = translation(imported, drafter)
+        common, count = sum(i >= 0 for i in translate.said), len(translate.said)
+        why = (f"the drafter can say {common} of the model's {count} tokens",)
     with progress.phase("rewrite the drafter"):
-        program = pipelines.drafter_model(shape)(drafter.program)
-    return Choice(pipelines.draft_model(shape, program))
+        program = pipelines.drafter_model(shape, translate)(drafter.program)
+    return Choice(pipelines.draft_model(shape, program), why)
 
 
 def drafter_model(
@@ -143,13 +152,15 @@ def drafter_model(
 ) -> ImportedModel:
     """The model that --drafter names, for `request` with its context set.
 
-    Raises ModelError: SPECC-E0233 where its tokens are not the target's, E0232 where its context is too short.
+    Raises ModelError: SPECC-E0233 where its tokens are not the target's and are not to be translated, E0232 where its
+    context is too short.
     """
     assert request.drafter is not None
     assert request.max_model_len is not None
     with progress.phase(f"import {request.drafter}"):
         drafter = load_model(request.drafter, request.max_model_len)
-    require_same_tokens(imported, drafter)
+    if not request.translate_tokens:
+        require_same_tokens(imported, drafter)
     limit = drafter.program.model.max_position
     if limit and request.max_model_len > limit:
         raise ModelError(
@@ -175,7 +186,7 @@ def require_same_tokens(target: ImportedModel, drafter: ImportedModel) -> None:
         raise ModelError(
             "SPECC-E0233", "target and drafter have different tokenizers", where=f"token id {different}",
             expected=repr(ours.get(different)), found=repr(theirs.get(different)),
-            cure="choose a drafter of the same family",
+            cure="choose a drafter of the same family, or add --translate-tokens",
         )  # fmt: skip
 
 

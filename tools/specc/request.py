@@ -53,6 +53,7 @@ class CompileRequest:
     calibration: Path | None = None
     draft_layers: tuple[int, ...] | None = None
     draft_vocab_size: int = 0
+    translate_tokens: bool = False
     tree: int | tuple[tuple[int, ...], ...] | None = None
     host_drafter: str | None = None
     depths: tuple[int, ...] | None = None

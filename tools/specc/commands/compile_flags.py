@@ -28,8 +28,8 @@ class RewriteFlags:
         method: auto, none, ngram, suffix, mtp:structure, draft_model, layerskip or eagle:adaptive; or, with a
             checkpoint trained for MODEL, eagle, eagle3, mtp, dflash, dspark or medusa. auto measures on this
             machine and says why it chose.
-        drafter: Model that drafts, for draft_model (the same tokenizer as MODEL); or the folder or hub id
-            of a trained drafter. mtp without it takes the layer in MODEL's own files; auto measures it too.
+        drafter: Model that drafts, for draft_model (the same tokenizer as MODEL, or --translate-tokens); or the folder
+            or hub id of a trained drafter. mtp without it takes the layer in MODEL's own files; auto measures it too.
         num_speculative_tokens: The K to compile, as in 0,2,4,8, at most 32; 0 is always added. Left
             out, 0,2,4,8, and 16 for ngram, suffix and mtp:structure.
         tree: Tokens of each round that a trained drafter's drafts fill as a tree, K deep: as many of the likeliest, as
@@ -41,6 +41,8 @@ class RewriteFlags:
             the fitted vectors do, or are refused.
         draft_vocab_size: Tokens that draft_model, layerskip and eagle:adaptive may propose, the most
             frequent in the calibration text; 0 is all.
+        translate_tokens: Take a draft_model with another tokenizer: it proposes only tokens that both know, and what it
+            has no token for it reads as something near.
         host_drafter: ngram or suffix, beside a method that drafts in the graph: drafts that it finds in the text
             take the place of the drafter's where that pays.
         drafter_options: Of ngram, suffix and mtp:structure, as in prompt_lookup_max=4,prompt_lookup_min=2.
@@ -74,6 +76,7 @@ class RewriteFlags:
     depths: Annotated[str | None, _METHOD] = None
     structure_head: Annotated[Switch, _METHOD] = False
     draft_vocab_size: Annotated[int, _METHOD] = 0
+    translate_tokens: Annotated[Switch, _METHOD] = False
     host_drafter: Annotated[str | None, _METHOD] = None
     drafter_options: Annotated[str | None, _METHOD] = None
     calibration: Annotated[Path | None, _METHOD] = None
