@@ -81,11 +81,15 @@ def _value(value: Value) -> dict[str, Any]:
     return {"name": value.name, "dtype": value.type.dtype, "shape": list(value.type.shape)}
 
 
+FIRST_ROWS = "specc.first_rows"
+"""The entry that gives the first rows of a value."""
+
 BUILT_INS: dict[Any, tuple[str, int]] = {
     ops.positions.default: ("specc.positions", 1),
     ops.rows.default: ("specc.rows", 2),
     ops.row.default: ("specc.row", 2),
     ops.pad_rows.default: ("specc.pad_rows", 1),
+    ops.first_rows.default: (FIRST_ROWS, 1),
     ops.masks.default: ("specc.masks", 4),
     ops.argmax.default: ("specc.argmax", 1),
     ops.accept.default: ("specc.accept", 5),

@@ -174,6 +174,17 @@ def _pad_rows(x: Tensor, count: int) -> Tensor:
     return torch.cat([x, x[-1:].expand(count - x.shape[0], *x.shape[1:])])
 
 
+@operation(
+    "first_rows(Tensor x, int count) -> Tensor",
+    lambda x, count: x.new_empty(count, *x.shape[1:]),
+)
+def _first_rows(x: Tensor, count: int) -> Tensor:
+    """The first `count` rows [count, ...] of x [T, ...]; 1 <= count <= T."""
+    if not 1 <= count <= x.shape[0]:
+        raise ValueError(f"there are no first {count} of {x.shape[0]} rows")
+    return x[:count].clone()
+
+
 HIDDEN = -1e30
 """What is added to the score of a row that is not seen: zero after softmax, as long as scores are f32."""
 
@@ -266,10 +277,11 @@ def _accept(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Longest prefix of drafts that equals the target's own choices.
 
-    tokens [K+1]: root and drafts; logits [K+1, V]; length [1]: the root's position. The choice at
-    row r is the argmax of logits, or of logits / temperature + gumbel(seed, length + 1 + r) (target
-    sampling with position-keyed noise). Returns tokens [K+1], of which the first accepted + 1 are
-    new, and accepted [1]; accepted is -1 if a logit that counts is NaN.
+    tokens [K+1]: root and drafts; logits [K+1, V], or of more rows, which are not looked at;
+    length [1]: the root's position. The choice at row r is the argmax of logits, or of
+    logits / temperature + gumbel(seed, length + 1 + r) (target sampling with position-keyed noise).
+    Returns tokens [K+1], of which the first accepted + 1 are new, and accepted [1]; accepted is -1
+    if a logit that counts is NaN.
     """
     chosen = torch.zeros_like(tokens)
     rows, heat = tokens.shape[0], float(temperature)

@@ -179,7 +179,8 @@ def _rows(node: fx.Node, callee: Function, outer: int) -> int:
 
 # Operations that give some of the elements of their first argument, each as it is.
 _SAME = frozenset((
-    ops.row.default, ops.pad_rows.default, ops.take.default, aten.slice.Tensor, aten.select.int, aten.view.default,
+    ops.row.default, ops.pad_rows.default, ops.first_rows.default, ops.take.default,
+    aten.slice.Tensor, aten.select.int, aten.view.default,
     aten.reshape.default, aten.unsqueeze.default, aten.squeeze.dim, aten.expand.default, aten.clone.default,
     aten._to_copy.default, aten.index_select.default, aten.permute.default, aten.flatten.using_ints,
 ))  # fmt: skip

@@ -17,21 +17,24 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Masks:
-    """Added to scores: f32[T, S] for rows of the cache, f32[T, T] for those of the call."""
+    """Added to scores: f32[T, S] for rows of the cache, f32[T, T] for those of the call where they lie apart."""
 
     old: fx.Node
-    new: fx.Node
+    new: fx.Node | None
 
 
 @dataclass(frozen=True)
 class Attended:
-    """What a `specc.cached_attention` is given: q [T, Hq, D]; caches [Hkv, S, D]; the call's rows [T, Hkv, D]."""
+    """What a `specc.cached_attention` is given: q [T, Hq, D]; caches [Hkv, S, D]; the call's rows [T, Hkv, D].
+
+    The call's rows are None where the caches have them.
+    """
 
     q: fx.Node
     k: fx.Node
     v: fx.Node
-    k_new: fx.Node
-    v_new: fx.Node
+    k_new: fx.Node | None
+    v_new: fx.Node | None
     scale: float
     softcap: float
     sinks: fx.Node | None
@@ -84,7 +87,8 @@ def attend(graph: fx.Graph, given: Attended, masks: Masks, meta: dict[str, Any])
         sinks = op(aten.reshape.default, given.sinks, [sizes.shared, sizes.group, 1, 1])
         sinks = op.wide(sinks, type_of(given.sinks).dtype)
         parts.append(op(aten.expand.default, sinks, [sizes.shared, sizes.group, sizes.rows, 1]))
-    weights = op(aten._softmax.default, op(aten.cat.default, parts, -1), -1, False)
+    scores = op(aten.cat.default, parts, -1) if len(parts) > 1 else parts[0]
+    weights = op(aten._softmax.default, scores, -1, False)
     return _as_rows(op, _weighted(op, weights, given, sizes), sizes)
 
 
@@ -144,11 +148,15 @@ def merge(
 
 def _alike(op: _Writer, given: Attended, sizes: _Sizes) -> Attended:
     """Caches and new rows in the queries' type."""
-    k, v, k_new, v_new = (
-        x if type_of(x).dtype == sizes.dtype else op(aten._to_copy.default, x, dtype=DTYPES[sizes.dtype])
-        for x in (given.k, given.v, given.k_new, given.v_new)
+
+    def alike(x: fx.Node) -> fx.Node:
+        same = type_of(x).dtype == sizes.dtype
+        return x if same else op(aten._to_copy.default, x, dtype=DTYPES[sizes.dtype])
+
+    k_new, v_new = (x if x is None else alike(x) for x in (given.k_new, given.v_new))
+    return Attended(
+        given.q, alike(given.k), alike(given.v), k_new, v_new, given.scale, given.softcap, given.sinks
     )  # fmt: skip
-    return Attended(given.q, k, v, k_new, v_new, given.scale, given.softcap, given.sinks)
 
 
 def _scores(op: _Writer, given: Attended, masks: Masks, sizes: _Sizes) -> list[fx.Node]:
@@ -163,6 +171,8 @@ def _scores(op: _Writer, given: Attended, masks: Masks, sizes: _Sizes) -> list[f
     for keys, order, mask, rows in (
         (given.k, [0, 2, 1], masks.old, sizes.length), (given.k_new, [1, 2, 0], masks.new, t),
     ):  # fmt: skip
+        if keys is None:
+            continue
         score = op(aten.bmm.default, q, op(aten.permute.default, keys, order))
         score = op(aten.reshape.default, score, [shared, group, t, rows])
         if given.softcap > 0:
@@ -182,11 +192,13 @@ def _weighted(op: _Writer, weights: fx.Node, given: Attended, sizes: _Sizes) -> 
     for begin, end, values, order in (
         (0, length, given.v, as_it_is), (length, length + t, given.v_new, [1, 0, 2]),
     ):  # fmt: skip
+        if values is None:
+            continue
         seen = op(aten.slice.Tensor, weights, -1, begin, end)
         seen = op(aten.reshape.default, seen, [shared, group * t, end - begin])
         ordered = op(aten.permute.default, values, order) if order else values
         sums.append(op(aten.bmm.default, seen, ordered))
-    both = op(aten.add.Tensor, *sums)
+    both = op(aten.add.Tensor, *sums) if len(sums) > 1 else sums[0]
     return op(aten.reshape.default, both, [shared, group, t, sizes.deep])
 
 

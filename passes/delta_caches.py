@@ -42,6 +42,11 @@ class DeltaCaches(Pass):
                       cache_write($k.0, x, rows); cache_write($v.0, y, rows)
             verify_2.graph: o = softmax(cat(q k + old, q x + new)) (v, y)
 
+    or, of `in_place`, in the graphs of the target:
+            verify_2: all, _ = masks(positions, rows, roots(rows), roots(rows), window, 2048)
+                      ..., x, y = call verify_2.graph(..., rows, $k.0, $v.0, all)
+            verify_2.graph: o = softmax(q index_copy(k, rows, x) + all) index_copy(v, rows, y)
+
     Who sees what is data, made outside by `masks`, one pair for each window; it is told the rows that the call
     writes where these are others than it sees up to. All rows of a call are written, those of rejected drafts as
     well: nothing reads them before they are written again.
@@ -51,6 +56,13 @@ class DeltaCaches(Pass):
 
     written_out: bool = True
     """Whether attention becomes plain operations; else it is `masked_attention`, for shard-caches to cut at."""
+
+    in_place: bool = False
+    """Whether the target attends to a copy of its caches in which the call's own rows have their places.
+
+    A text's sums then have one order, however many of its last tokens came in one call: a token stands in the cache
+    in plain decoding where it is one of the call's rows in verifying. That is a copy of the caches in each call.
+    """
 
     def requires(self, program: SpeculativeProgram) -> None:
         need(program.max_model_len, "caches have no size yet", "plan-state")
@@ -70,7 +82,9 @@ class DeltaCaches(Pass):
             leaf = program.functions[str(call.target)] if call is not None else None
             if call is None or leaf is None or not any(map(has_effect, leaf.graph.nodes)):
                 continue
-            program = program.replacing(*_Delta(function, call, leaf, self.written_out).functions())
+            placed = self.in_place and function.role in (Role.PREFILL, Role.VERIFY)
+            delta = _Delta(function, call, leaf, self.written_out, placed)
+            program = program.replacing(*delta.functions())
             modified = True
         return PassResult(program, modified)
 
@@ -84,15 +98,17 @@ class _Delta:
     """Rewrites one graph and its caller."""
 
     def __init__(
-        self, function: Function, call: fx.Node, leaf: Function, written_out: bool
+        self, function: Function, call: fx.Node, leaf: Function, written_out: bool, in_place: bool
     ) -> None:
-        self.function, self.leaf, self.written_out = function, leaf, written_out
+        self.function, self.leaf = function, leaf
+        self.written_out, self.in_place = written_out, in_place
         self.graph, self.copies = copy_graph(leaf.graph)
         self.old_call = call
         self.given: dict[fx.Node, Any] = dict(
             zip((self.copies[n] for n in leaf.inputs), call.args, strict=True)
         )
         self.written: dict[fx.Node, tuple[fx.Node, fx.Node]] = {}
+        self.placed: dict[fx.Node, fx.Node] = {}
         self.masks: dict[tuple[Any, ...], Masks] = {}
         self.length = 0
 
@@ -161,7 +177,11 @@ class _Delta:
         masks = self._masks(positions, rows, parents, None if written is rows else written, reach)
         new = (self.written[k][0], self.written[v][0])
         with self.graph.inserting_before(node):
-            if self.written_out:
+            if self.in_place:
+                whole = (self._placed(k), self._placed(v))
+                attended = Attended(q, *whole, None, None, scale, softcap, sinks)
+                result = attend(self.graph, attended, masks, node.meta)
+            elif self.written_out:
                 attended = Attended(q, k, v, *new, scale, softcap, sinks)
                 result = attend(self.graph, attended, masks, node.meta)
             else:
@@ -171,11 +191,31 @@ class _Delta:
         node.replace_all_uses_with(result)
         self.graph.erase_node(node)
 
+    def _placed(self, cache: fx.Node) -> fx.Node:
+        """`cache` [H, S, D] with the call's rows where they will be."""
+        if cache not in self.placed:
+            x, rows = self.written[cache]
+            node = cache
+            for target, args in (
+                (aten.permute.default, ([1, 0, 2],)), (aten.index_copy.default, (0, rows, x)),
+                (aten.permute.default, ([1, 0, 2],)),
+            ):  # fmt: skip
+                node = self.graph.call_function(target, (node, *args))
+            node.meta["type"] = type_of(cache)
+            self.placed[cache] = node
+        return self.placed[cache]
+
     def _masks(self, *key: Any) -> Masks:
         if key not in self.masks:
             rows = type_of(key[1]).shape[0]
             last = [n for n in self.graph.nodes if n.op == "placeholder"][-1]
             builder = Builder(self.graph)
+            if self.in_place:
+                with self.graph.inserting_after(last):
+                    type_ = TensorType("f32", (rows, self.length))
+                    whole = builder.input(f"mask_{len(self.masks)}", type_)
+                self.masks[key] = Masks(whole, None)
+                return self.masks[key]
             with self.graph.inserting_after(last):
                 new = builder.input(f"mask_new_{len(self.masks)}", TensorType("f32", (rows, rows)))
             with self.graph.inserting_after(last):
@@ -193,11 +233,17 @@ class _Delta:
         with graph.inserting_before(call):
             for (positions, rows, parents, written, window), masks in self.masks.items():
                 told = [given[positions], given[rows], *(given.get(n) for n in (parents, written))]
-                if written is not None and parents is None:
-                    told[2] = builder.op(ops.roots.default, told[1], type_=type_of(rows))
-                types = (type_of(masks.old), type_of(masks.new))
+                none = builder.op(ops.roots.default, told[1], type_=type_of(rows))
+                if parents is None and (written is not None or self.in_place):
+                    told[2] = none
+                if self.in_place:  # as if the call wrote no row, so that all are the cache's
+                    told[3] = none
+                count = int(type_of(rows).shape[0])
+                types = (type_of(masks.old), TensorType("f32", (count, count)))
                 pair = builder.ops(ops.masks.default, *told, window, self.length, types=types)
-                given[masks.old], given[masks.new] = pair
+                given[masks.old] = pair[0]
+                if masks.new is not None:
+                    given[masks.new] = pair[1]
         call.args = tuple(given[n] for n in leaf.inputs)
         call.meta |= {
             "type": tuple(map(type_of, results_of(leaf.graph))),

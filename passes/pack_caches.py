@@ -189,6 +189,9 @@ class _Rewriter:
                 apart = inner.call_function(aten.reshape.default, (cut, [rows, heads, width]))
             with inner.inserting_after(apart):
                 turned = inner.call_function(aten.permute.default, (apart, [1, 0, 2]))
+            for user in [u for u in node.users if u.target is aten.permute.default]:
+                if user.args[1] == [1, 0, 2]:  # back to rows
+                    user.replace_all_uses_with(apart)
             node.replace_all_uses_with(turned)
             del given[node]
             inner.erase_node(node)

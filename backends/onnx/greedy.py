@@ -13,7 +13,7 @@ from specc.backends.onnx.commits import Place, uses
 from specc.backends.onnx.emitter import Emitter
 from specc.backends.onnx.lowerings import reduced
 from specc.backends.onnx.store import dtype_number
-from specc.backends.plan import Plan
+from specc.backends.plan import FIRST_ROWS, Plan
 
 
 def judged(plans: Sequence[Plan], graphs: Collection[str]) -> dict[Place, int]:
@@ -21,6 +21,10 @@ def judged(plans: Sequence[Plan], graphs: Collection[str]) -> dict[Place, int]:
     found: dict[Place, set[int]] = {}
     for use in (u for p in plans for u in uses(p, graphs)):
         if use.source is None or use.user is None:
+            continue
+        if (
+            use.user.entry == FIRST_ROWS
+        ):  # for whoever asks for logits, as if they were the plan's own
             continue
         verdict = use.user.entry == "specc.accept" and use.place == 1
         found.setdefault(use.source, set()).add(use.user.attrs[0] if verdict else 0)

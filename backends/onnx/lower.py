@@ -110,7 +110,17 @@ class OnnxBackend:
             WeightStore(),
             {"onnx": onnx.__version__},
             graphs=facts,
+            # What an NPU does with one graph nobody has seen.
+            lossless=not soc and _is_one(program, plans, graphs),
         )
+
+
+def _is_one(program: SpeculativeProgram, plans: Mapping[str, Plan], graphs: Graphs) -> bool:
+    """Whether one graph scores the rows of every K: onnxruntime then has one order for each sum of a row."""
+    names = {leaf.name for leaf, _ in graphs}
+    verifies = [p for n, p in plans.items() if program.functions[n].role is Role.VERIFY]
+    used = {i.entry for p in verifies for i in p.instructions if i.entry in names}
+    return len(used) == 1 and program.sharding is None
 
 
 def _shards(sharding: Sharding, link_gbps: float) -> dict[str, object]:

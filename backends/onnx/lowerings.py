@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from onnx import TensorProto
 from torch import fx
 
 from specc.backends.onnx.emitter import Emitter, lowers
@@ -144,6 +145,15 @@ def _embedding(e: Emitter, node: fx.Node) -> str:
 def _index_select(e: Emitter, node: fx.Node) -> str:
     x, dim, index = _args(node)
     return e.add("Gather", e.values[x], e.values[index], axis=int(dim) % len(_shape(x)))
+
+
+@lowers(aten.index_copy.default)
+def _index_copy(e: Emitter, node: fx.Node) -> str:
+    x, dim, index, rows = _args(node)
+    if dim != 0:
+        raise e.refuse("rows can be put in place in the first dimension alone")
+    at = _reshaped(e, e.add("Cast", e.values[index], to=TensorProto.INT64), (*_shape(index), 1))
+    return e.add("ScatterND", e.values[x], at, e.values[rows])
 
 
 @lowers(aten.index.Tensor)

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from bench.graphs import compare, passed
 from specc.cli import main
 from specc.errors import ArtifactError, SpeccError
-from specc.runtime import Artifact, Manifest
+from specc.runtime import Artifact, Manifest, Session
 from tests.backends.test_atc import GOOD, fake
 from tests.conftest import compiled, greedy
 
@@ -68,6 +68,13 @@ def with_fake_cann(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -
         )
 
 
+@pytest.fixture(scope="module")
+def half(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Products of halves."""
+    path = tmp_path_factory.mktemp("half") / "ngram.specc"
+    return compiled(tiny_model, path, "ngram", device="onnx", dtype="f16", prefill_chunk=4)
+
+
 def test_same_tokens_as_transformers(without_cann: Path, wanted: list[int]) -> None:
     with Artifact.load(without_cann) as engine:
         for k in (0, 2, 4, -1):
@@ -87,12 +94,8 @@ def test_a_drafter_that_is_the_target_is_always_right(
         assert found.stats.accepted_tokens == found.stats.draft_tokens > 0
 
 
-def test_products_of_halves(tiny_model: Path, without_cann: Path, tmp_path: Path) -> None:
+def test_products_of_halves(half: Path, without_cann: Path) -> None:
     """Halves have 11 bits: logits near those of singles, and the same tokens with drafts and without."""
-    half = compiled(
-        tiny_model, tmp_path / "half.specc", "ngram", device="onnx", dtype="f16",
-        prefill_chunk=4,
-    )  # fmt: skip
     found = []
     for path in (without_cann, half):
         with Artifact.load(path) as engine, engine.session() as session:
@@ -112,7 +115,46 @@ def test_products_of_halves(tiny_model: Path, without_cann: Path, tmp_path: Path
     assert said[4].stats.drafts > 0
 
 
-def test_the_manifest_says_what_was_seen(without_cann: Path, with_fake_cann: Path) -> None:
+def _logits(session: Session, k: int, tokens: list[int], at: int) -> torch.Tensor:
+    places = list(range(at, at + k + 1))
+    inputs = {"tokens": tokens, "positions": places, "rows": places}
+    return torch.tensor(session.run(f"verify_{k}", inputs).tolist())
+
+
+@pytest.mark.parametrize("name", ["half", "without_cann"])
+@pytest.mark.parametrize("length", [1, 9, 30])
+def test_k_makes_no_difference_to_a_bit(
+    name: str, length: int, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One graph plays every K. A row's logits are what plain decoding has, wherever the row stands in its call, and
+    whatever is beside it: drafts that are wrong, or the row once more."""
+    monkeypatch.setenv("SPECC_EXECUTOR", "onnxruntime")
+    text = [(7 * i * i + 21) % 300 for i in range(length + 5)]
+    with Artifact.load(request.getfixturevalue(name)) as engine:
+        assert engine.manifest.graphs is not None
+        assert sorted(engine.manifest.graphs.files) == ["prefill.graph", "verify_4.graph"]
+
+        def after(prefilled: int) -> Session:
+            session = engine.session()
+            session.append(text[: prefilled + 1])
+            return session
+
+        with after(length) as session:
+            plain = [_logits(session, 0, [text[p]], p)[0] for p in range(length, length + 5)]
+        with after(0) as session:  # a prefill is what decoding would have written
+            told = [_logits(session, 0, [text[p]], p)[0] for p in range(length + 1)]
+            assert torch.equal(told[-1], plain[0])
+        for k in (2, 4):
+            for right in range(k + 1):
+                drafts = text[length : length + right + 1] + [3 + right] * (k - right)
+                with after(length) as session:
+                    found = _logits(session, k, drafts, length)
+                assert torch.equal(found[: right + 1], torch.stack(plain[: right + 1])), (k, right)
+
+
+def test_the_manifest_says_what_was_seen(
+    without_cann: Path, with_fake_cann: Path, half: Path
+) -> None:
     graphs = Manifest.read(without_cann).graphs
     assert graphs is not None
     assert (graphs.opset, graphs.state, graphs.verified_on_npu) == (15, "onnx-only", False)
@@ -122,7 +164,8 @@ def test_the_manifest_says_what_was_seen(without_cann: Path, with_fake_cann: Pat
     assert (manifest.graphs.state, manifest.graphs.verified_on_npu) == ("om", False)
     assert manifest.raw["graphs"]["cann"] == "8.5.0"
     assert set(manifest.raw["graphs"]["om"].values()) <= set(manifest.files)
-    assert not manifest.lossless, "onnxruntime may sum one row in another order than several"
+    assert not manifest.lossless, "nobody has seen what an NPU does with a row beside others"
+    assert Manifest.read(half).lossless
 
 
 def test_who_may_still_call_keeps_what_runs_graphs(without_cann: Path, wanted: list[int]) -> None:
@@ -141,12 +184,12 @@ def test_who_may_still_call_keeps_what_runs_graphs(without_cann: Path, wanted: l
 def test_a_model_of_another_shape_is_an_error(without_cann: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy.specc"
     shutil.copytree(without_cann, copy)
-    model = copy / "graphs/verify_0.graph.onnx"
-    shutil.copy(copy / "graphs/verify_2.graph.onnx", model)
+    model = copy / "graphs/verify_4.graph.onnx"
+    shutil.copy(copy / "graphs/prefill.graph.onnx", model)
     manifest = json.loads((copy / "manifest.json").read_text())
-    manifest["files"]["graphs/verify_0.graph.onnx"]["bytes"] = model.stat().st_size
+    manifest["files"]["graphs/verify_4.graph.onnx"]["bytes"] = model.stat().st_size
     (copy / "manifest.json").write_text(json.dumps(manifest))
-    told = r"(?s)SPECC-E0609.*the model takes 24 bytes where the engine has 8"
+    told = r"(?s)SPECC-E0609.*the model takes 32 bytes where the engine has 40"
     with Artifact.load(copy) as engine, pytest.raises(SpeccError, match=told):
         engine.generate(PROMPT, max_tokens=2, num_speculative_tokens=0)
 
@@ -171,6 +214,9 @@ WRONG = [
     ("--device onnx --method eagle:adaptive", "E0104"),
     ("--device onnx --method dspark --tree 8", "E0104"),
     ("--device onnx --kv-cache-dtype bf16", "E0104"),
+    ("--device onnx --verify-graphs all", "E0103"),
+    ("--device onnx --kv-shards 2 --verify-graphs one", "E0104"),
+    ("--verify-graphs one", "E0104"),
     ("--device onnx --backend reference", "E0104"),
 ]
 

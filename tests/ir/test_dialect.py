@@ -217,6 +217,7 @@ CASES: dict[str, tuple[object, ...]] = {
     "rows": (torch.tensor([3, 4, 0, 1]), torch.tensor([0, 16])),
     "row": (torch.ones(3, 2, 2), torch.tensor([1])),
     "pad_rows": (torch.ones(3, 2), 5),
+    "first_rows": (torch.ones(3, 2), 2),
     "masks": (torch.tensor([1, 2]), torch.tensor([2, 3]), torch.tensor([-1, 0]), None, 0, 6),
     "argmax": (torch.randn(3, 7), 5),
     "accept": (

@@ -183,6 +183,15 @@ def test_pad_rows_repeats_the_last(model):
             model.run("specc.pad_rows", rows, attrs=[2])
 
 
+def test_first_rows(model):
+    x = np.arange(6, dtype=np.float32).reshape(3, 2)
+    assert model.run("specc.first_rows", x, attrs=[2]).tolist() == [[0, 1], [2, 3]]
+    assert model.run("specc.first_rows", np.array([7, 9]), attrs=[2]).tolist() == [7, 9]
+    for count in (0, 4):
+        with pytest.raises(KernelError, match=f"{count} of 3 rows"):
+            model.run("specc.first_rows", x, attrs=[count])
+
+
 @pytest.mark.parametrize("window", [0, 2])
 @pytest.mark.parametrize("tree", [False, True])
 def test_masks_are_the_dialects(model, window, tree):
@@ -292,6 +301,17 @@ def test_accept_follows_the_text(model, rng, temperature):
         want = accept(tokens, logits, length, temperature, seed, 590)
         assert run_accept(model, tokens, logits, length, temperature, seed, 590) == want
         assert want[1] >= matches
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_accept_looks_at_no_more_rows_than_there_are_tokens(model, rng, temperature):
+    """Of a graph that all K share: rows beyond the drafts may say anything, even what is no number."""
+    logits = rng.standard_normal((6, 40)).astype(np.float32)
+    tokens = [3, *accept([3, 0, 0], logits[:3], 9, temperature, 5, 40)[0][:1], 0]
+    want = accept(tokens, logits[:3], 9, temperature, 5, 40)
+    assert want[1] == 1
+    logits[3:] = np.nan
+    assert run_accept(model, tokens, logits, 9, temperature, 5, 40) == want
 
 
 def test_accept_over_a_real_vocabulary_is_the_same_for_any_threads(model, rng):

@@ -41,6 +41,7 @@ CHANGES: dict[str, tuple[Any, str]] = {
     "static": (True, "ngram"),
     "opset": (13, "ngram"),
     "dtype": ("f32", "ngram"),
+    "verify_graphs": ("one", "ngram"),
     "kv_shards": ("2", "ngram"),
     "link_gbps": (100.0, "ngram"),
     "quant": ("int8", "ngram"),
@@ -79,7 +80,7 @@ def test_every_flag_changes_the_request(flag: str) -> None:
         base["drafter"] = "first"
     if flag == "quant_rounding":
         base["quant"] = "int4"
-    if flag in ("opset", "kv_shards", "link_gbps"):
+    if flag in ("opset", "kv_shards", "link_gbps", "verify_graphs"):
         base["device"] = "onnx"
     if flag == "link_gbps":
         base["kv_shards"] = "2"

@@ -198,10 +198,10 @@ def in_one_pass(
 @app.command
 def graphs(
     artifact: Path, /, *, count: int = 40, max_tokens: int = 32,
-    asked: Annotated[Path | None, Parameter("--prompts")] = None, above: float = 0,
+    kind: str = "copy", asked: Annotated[Path | None, Parameter("--prompts")] = None, above: float = 0,
     against: Path | None = None, threads: int = 0,
 ) -> int:  # fmt: skip
-    """An artifact of graphs (--device onnx) against the original model, on prompts that are copied.
+    """An artifact of graphs (--device onnx) against the original model, on prompts whose answers can be foretold.
 
     Prints JSON: how far the logits of each function are off eager's, tokens with drafts and without. Exit code 1 if
     tokens differ by more than rounding, or logits are too far off.
@@ -212,15 +212,17 @@ def graphs(
         artifact: Directory that `specc compile --device onnx` made.
         count: Prompts, at most.
         max_tokens: New tokens of each.
-        asked: File of prompts, as for `specc bench`; left out: texts to be copied.
-        above: Leave out prompts with no more tokens a round than this.
+        kind: copy: texts to be copied, for n-gram drafts; count: lists of numbers to go on with, for trained drafters.
+        asked: File of prompts, as for `specc bench`, in their place.
+        above: Leave out prompts with no more tokens a round than this, and try others until there are `count`.
         against: Another artifact of the same model and method, whose tokens and drafts are compared, too.
         threads: Of onnxruntime; 0 takes the physical cores this process may use.
     """
     flags.threads(threads)
     flags.at_least("--count", count, 1)
     flags.at_least("--max-tokens", max_tokens, 1)
-    from bench.graphs import compare, copying, passed
+    flags.one_of("--kind", kind, ("copy", "count"))
+    from bench.graphs import compare, copying, counting, passed
     from specc.original import load_original
 
     progress = TerminalProgress()
@@ -229,11 +231,12 @@ def graphs(
         other = None if against is None else stack.enter_context(Artifact.load(against, threads))
         eager = load_original(loaded.manifest, None, progress)
         if asked is None:
-            ids = copying(loaded, count)
+            made = copying if kind == "copy" else counting
+            ids = made(loaded, count if not above else 2 * count)
         else:
-            ids = [p.ids(loaded, max_tokens) for p in prompts.from_file(asked)[:count]]
+            ids = [p.ids(loaded, max_tokens) for p in prompts.from_file(asked)]
         found = compare(
-            loaded, eager, ids, max_tokens, lambda n: output.say(f"prompt {n} of {len(ids)}"), other, above
+            loaded, eager, ids, max_tokens, output.say, other, above, count
         )  # fmt: skip
     output.emit(found)
     return output.EXIT_OK if passed(found) else output.EXIT_FAILURE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -32,11 +33,34 @@ def copying(artifact: Artifact, count: int) -> list[list[int]]:
     return [[*part, *asked, *part[:12]] for part in parts]
 
 
+def counting(artifact: Artifact, count: int) -> list[list[int]]:
+    """Lists of numbers to go on with: what even a small trained drafter foretells, where the text has no copy of it."""
+    leads = ("", "In order: ", "Numbers: ", "Count: ", "A list of numbers: ", "Pages ")
+    starts = (
+        (1, 0),
+        (1, 5),
+        (1, 10),
+        (3, 3),
+        (1, 11),
+        (1, 4),
+        (1, 7),
+        (0, 0),
+        (1, 20),
+        (0, 1),
+        (0, 5),
+    )
+    lists = (
+        f"{lead}{', '.join(str(start + step * i) for i in range(24))},"
+        for (step, start), lead in itertools.product(starts, leads)
+    )
+    return [prompts.encode(artifact, text) for text in itertools.islice(lists, count)]
+
+
 def compare(
-    artifact: Artifact, eager: Eager, ids: Sequence[Sequence[int]], new: int, said: Callable[[int], None],
-    other: Artifact | None = None, above: float = 0,
+    artifact: Artifact, eager: Eager, ids: Sequence[Sequence[int]], new: int, said: Callable[[str], object],
+    other: Artifact | None = None, above: float = 0, enough: int | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Facts about the whole; `said` is told the number of prompts finished.
+    """Facts about the whole; `said` is told a line about each prompt when it is finished.
 
     Rounds have the most drafts that there are. Eager is told the answer, so every later token is judged too: greedy
     decoding agrees as far as every argmax does. Two logits that are each off by as much as any was found to be may
@@ -47,7 +71,7 @@ def compare(
     equal: eager's single precision tells how far rounding goes, and eager in half precision rounds elsewhere.
     `other`: an artifact of the same model and method, as for --device cpu: its text without drafts (`against`), its
     drafts behind the first prompts, and, where it has graphs too, what attention yields there.
-    `above`: prompts with no more tokens a round than that are left out.
+    `above`: prompts with no more tokens a round than that are left out. `enough`: how many others are compared.
     """
     manifest = artifact.manifest
     dtype = "f32" if manifest.graphs is None else manifest.graphs.dtype
@@ -62,12 +86,15 @@ def compare(
     texts_of = {name: _Texts() for name in others}
     attention: dict[str, float] = {}
     for number, prompt in enumerate(ids, 1):
+        if sums["prompts"] == enough:
+            break
         answer = artifact.generate(
             prompt, max_tokens=new, num_speculative_tokens=widest, ignore_eos=True
         )
-        said(number)
+        line = f"prompt {number} of {len(ids)}: {len(answer.token_ids) / answer.stats.rounds:.2f} tokens a round"
         if len(answer.token_ids) <= above * answer.stats.rounds:
             sums["left_out"] += 1
+            said(f"{line}, left out")
             continue
         sums["prompts"] += 1
         for name in ("rounds", "draft_tokens", "accepted_tokens"):
@@ -77,6 +104,7 @@ def compare(
             logits = eager(torch.tensor(told[:-1]))[:, : manifest.model.vocab_size].float()
         rows = logits[len(prompt) - 1 :]
         sums["tokens"] += len(answer.token_ids)
+        before = sums["equal"]
         for place, token in enumerate(answer.token_ids):
             margin = float(rows[place].max() - rows[place, token])
             sums["equal"] += not margin
@@ -84,7 +112,9 @@ def compare(
                 unequal.append({"prompt": number, "place": place, "margin": margin})
         for name, one in others.items():
             plain = one.generate(prompt, max_tokens=new, num_speculative_tokens=0, ignore_eos=True)
-            texts_of[name].add(number, answer.token_ids, plain.token_ids, rows)
+            same = texts_of[name].add(number, answer.token_ids, plain.token_ids, rows)
+            line += f", {'as' if same else 'NOT as'} {name}"
+        said(f"{line}, {sums['equal'] - before} of {len(answer.token_ids)} eager's")
         if sums["prompts"] > COMPARED:
             continue
         if other is not None and other.manifest.graphs is not None and manifest.graphs is not None:
@@ -127,14 +157,15 @@ class _Texts:
 
     def add(
         self, prompt: int, answer: Sequence[int], plain: Sequence[int], rows: torch.Tensor
-    ) -> None:
-        """`rows`: eager's logits behind which each token of `answer` stands."""
+    ) -> bool:
+        """Whether they are the same. `rows`: eager's logits behind which each token of `answer` stands."""
         self.texts += 1
         place = next((i for i, (a, b) in enumerate(zip(answer, plain, strict=True)) if a != b), -1)
         self.same += place < 0
         if place >= 0:
             margin = abs(float(rows[place, answer[place]] - rows[place, plain[place]]))
             self.parted.append({"prompt": prompt, "place": place, "margin": margin})
+        return place < 0
 
     def facts(self, tie: float) -> dict[str, Any]:
         wrong = [p for p in self.parted if p["margin"] >= tie]

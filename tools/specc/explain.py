@@ -28,7 +28,9 @@ def pipeline_of(method: str, *, every: bool = False) -> Pipeline:
     """
     if every:
         shape = pipelines.Shape(weights=QuantiseWeights(), draft_ids=(0,))
-        graphs = pipelines.as_graphs(_pipeline(method, shape), half=True, shards=ShardCaches(2))
+        graphs = pipelines.as_graphs(
+            _pipeline(method, shape), half=True, one=True, shards=ShardCaches(2)
+        )
         return pipelines.placed(graphs, PlanArena())
     return pipelines.placed(_pipeline(method, pipelines.Shape()), PlanArena())
 

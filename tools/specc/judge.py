@@ -42,6 +42,7 @@ QUANTS = (
 
 ROUNDINGS = ("nearest", "mse")
 FORMATS = ("specc", MLC)
+VERIFY_GRAPHS = ("auto", "one", "each")
 MLC_TARGETS = ("host", "iphone", "android")
 TVM_QUANTS = ("none", "bf16")
 """Forms of weights that the tvm backend multiplies."""
@@ -63,6 +64,7 @@ def check_request(request: CompileRequest) -> None:
     flags.one_of("--quant-rounding", request.quant_rounding, ROUNDINGS)
     flags.one_of("--kv-cache-dtype", request.kv_cache_dtype, KV_CACHE_DTYPES)
     flags.one_of("--dtype", request.dtype, DTYPES)
+    flags.one_of("--verify-graphs", request.verify_graphs, VERIFY_GRAPHS)
     flags.arena("--kv-arena", request.kv_arena)
     _check_format(request)
     _check_device(request)
@@ -251,10 +253,10 @@ _GRAPHS: Limits = {
     "kv_cache_dtype": ("auto", "f32", "f16"),
 }
 _DEVICES: Mapping[str, Limits] = {
-    "cpu": {"dtype": ("auto", "f32"), "opset": (0,)},
+    "cpu": {"dtype": ("auto", "f32"), "opset": (0,), "verify_graphs": ("auto",)},
     CUDA: {
         "isa": OF_X86, "static": (False,), "max_num_seqs": (1,), "quant": tuple(q for q in QUANTS if q != "bf16"),
-        "kv_arena": ("auto",), "opset": (0,), "draft_vocab_size": (0,),
+        "kv_arena": ("auto",), "opset": (0,), "draft_vocab_size": (0,), "verify_graphs": ("auto",),
     },
     ONNX: _GRAPHS,
     ASCEND: _GRAPHS,
@@ -302,6 +304,11 @@ def _check_shards(request: CompileRequest) -> None:
             f"--kv-shards has no meaning for --device {kind}", "leave it out, or add --device onnx"
         )
     flags.at_least("--link-gbps", request.link_gbps, 0)
+    if request.verify_graphs == "one":
+        raise flags.conflict(
+            "--kv-shards cuts attention where --verify-graphs one would join it",
+            "leave one of them out",
+        )
     if kind == ASCEND:
         servers.check_one_server(soc, request.kv_shards[0])
 

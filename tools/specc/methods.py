@@ -75,13 +75,22 @@ def pipeline_for(request: CompileRequest, imported: ImportedModel, progress: Pro
         if request.kv_shards is not None:
             count, way = request.kv_shards
             shards = ShardCaches(count, Way(way) if way else None)
-        pipeline = pipelines.as_graphs(pipeline, half=request.dtype == "f16", shards=shards)
+        half, one = request.dtype == "f16", _one_graph(request)
+        pipeline = pipelines.as_graphs(pipeline, half=half, one=one, shards=shards)
     elif request.dtype in HALVES:
         pipeline = pipelines.halved(pipeline, request.dtype)
     splits, size = flags.arena("--kv-arena", request.kv_arena)
     # Inductor's code asks each cache for its length; graphs and plain torch have it built in.
     any_length = backend_of(request) == "inductor"
     return replace(choice, pipeline=pipelines.placed(pipeline, PlanArena(splits, size, any_length)))
+
+
+def _one_graph(request: CompileRequest) -> bool:
+    """Whether one graph plays every K. Unasked, where sums in another order may soon say another token."""
+    if request.verify_graphs != "auto":
+        return request.verify_graphs == "one"
+    rounds_off = request.dtype == "f16" or kind_of(request.device) == ASCEND
+    return rounds_off and request.kv_shards is None
 
 
 def _caches(request: CompileRequest) -> str:

@@ -41,6 +41,7 @@ class CompileRequest:
     static: bool = False
     opset: int = 0
     dtype: str = "auto"
+    verify_graphs: str = "auto"
     kv_shards: tuple[int, str] | None = None
     link_gbps: float = 0
     quant: str = "none"

@@ -27,13 +27,14 @@ Status run_argmax(const Call& call) {  // logits; attrs: valid vocabulary
 }
 
 // tokens, logits, length, temperature, seed[, best]; attrs: valid vocabulary. `best`, i64 [T], is what temperature 0
-// chooses, -1 for a row with a NaN: logits are then not looked at.
+// chooses, -1 for a row with a NaN: logits are then not looked at. Where logits have more rows than there are tokens, of a
+// graph that all K share, the others are padding.
 Status run_accept(const Call& call) {
   const char* name = "specc.accept";
   if (expect(name, call, call.n_in == 6 ? 6 : 5, 2, 1) != kOk) return 1;
   const Tensor& logits = *call.in[1];
   if (expect_logits(name, logits, call.attrs[0]) != kOk) return 1;
-  const int64_t rows = logits.sizes[0];
+  const int64_t rows = std::min(call.in[0]->numel(), logits.sizes[0]);
   if (rows < 1) return fail("%s: no rows", name);
   if (expect_tensor(name, call.in[0], SPECC_I64, rows) != kOk) return 1;
   if (expect_tensor(name, call.in[2], SPECC_I64, 1) != kOk) return 1;

@@ -87,6 +87,7 @@ const Builtin kBuiltins[] = {
     {"specc.rows", run_rows},
     {"specc.row", run_row},
     {"specc.pad_rows", run_pad_rows},
+    {"specc.first_rows", run_first_rows},
     {"specc.masks", run_masks},
     {"specc.argmax", run_argmax},
     {"specc.accept", run_accept},

@@ -39,6 +39,7 @@ Status run_rows(const Call& call);
 Status run_cat(const Call& call);
 Status run_row(const Call& call);
 Status run_pad_rows(const Call& call);
+Status run_first_rows(const Call& call);
 Status run_masks(const Call& call);
 Status run_cache_copy(const Call& call);
 Status run_cache_move(const Call& call);

@@ -1,4 +1,4 @@
-// specc.positions, specc.rows, specc.cat, specc.row, specc.pad_rows, specc.masks, specc.cache_copy, specc.cache_move: the
+// specc.positions, specc.rows, specc.cat, specc.row, specc.pad_rows, specc.first_rows, specc.masks, specc.cache_copy, specc.cache_move: the
 // glue between compiled leaves.
 #include <algorithm>
 #include <vector>
@@ -117,6 +117,21 @@ Status run_pad_rows(const Call& call) {  // x; attrs: count
   if (!made) release(out);
   call.out[0] = made ? out : nullptr;
   return made ? kOk : 1;
+}
+
+Status run_first_rows(const Call& call) {  // x; attrs: count
+  if (expect("specc.first_rows", call, 1, 1, 1) != kOk) return 1;
+  const Tensor& x = *call.in[0];
+  const int64_t count = call.attrs[0];
+  if (x.ndim < 1 || count < 1 || count > x.sizes[0]) {
+    return fail("specc.first_rows: %ld of %ld rows", (long)count, (long)(x.ndim < 1 ? 0 : x.sizes[0]));
+  }
+  if (fetch(call.in[0]) != kOk) return 1;
+  int64_t sizes[kMaxDims] = {};
+  std::copy_n(x.sizes, x.ndim, sizes);
+  sizes[0] = count;
+  call.out[0] = new_view(&x, x.dtype, x.ndim, sizes, x.strides, x.offset);
+  return call.out[0] == nullptr ? 1 : kOk;
 }
 
 // positions, rows[, parents[, rows that are written]]; attrs: window, cache rows[, the first of them]

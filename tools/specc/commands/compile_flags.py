@@ -53,6 +53,9 @@ class RewriteFlags:
             atc where it is installed.
         kv_shards: Devices that the target's caches lie on, as in 4: each holds some heads of keys, or rows:4 some
             positions; left without a word, the way that moves fewer bytes. For onnx they are all this machine.
+        verify_graphs: In ONNX models one for every K, so that drafts make no difference to a bit, at the price of plain
+            decoding on as many rows as verifying; or each, a graph for each K; auto is one for
+            ascend and where --dtype is f16.
         dtype: Of matrices and of what they are multiplied with: on a GPU f32, f16 or bf16, where auto is what the
             model's file has; in ONNX models f32, or f16 where asked for. Norms, softmax and logits are f32.
         quant: Weights' form: none is float32; int8; int4 (embedding and head in 8 bits); keep, a GGUF's own blocks
@@ -82,6 +85,7 @@ class RewriteFlags:
     calibration: Annotated[Path | None, _METHOD] = None
     device: Annotated[str, _TARGET] = "cpu"
     kv_shards: Annotated[str | None, _TARGET] = None
+    verify_graphs: Annotated[str, _TARGET] = "auto"
     dtype: Annotated[str, _TARGET] = "auto"
     quant: Annotated[str, _TARGET] = "none"
     quant_rounding: Annotated[str, _TARGET] = "nearest"
