@@ -212,7 +212,7 @@ def graphs(
         artifact: Directory that `specc compile --device onnx` made.
         count: Prompts, at most.
         max_tokens: New tokens of each.
-        kind: copy: texts to be copied, for n-gram drafts; count: lists of numbers to go on with, for trained drafters.
+        kind: copy: texts to be copied, for n-gram drafts; list: lists to go on with, for trained drafters.
         asked: File of prompts, as for `specc bench`, in their place.
         above: Leave out prompts with no more tokens a round than this, and try others until there are `count`.
         against: Another artifact of the same model and method, whose tokens and drafts are compared, too.
@@ -221,9 +221,10 @@ def graphs(
     flags.threads(threads)
     flags.at_least("--count", count, 1)
     flags.at_least("--max-tokens", max_tokens, 1)
-    flags.one_of("--kind", kind, ("copy", "count"))
-    from bench.graphs import compare, copying, counting, passed
+    from bench.graphs import KINDS, compare, passed
     from specc.original import load_original
+
+    flags.one_of("--kind", kind, KINDS)
 
     progress = TerminalProgress()
     with ExitStack() as stack:
@@ -231,13 +232,10 @@ def graphs(
         other = None if against is None else stack.enter_context(Artifact.load(against, threads))
         eager = load_original(loaded.manifest, None, progress)
         if asked is None:
-            made = copying if kind == "copy" else counting
-            ids = made(loaded, count if not above else 2 * count)
+            ids = KINDS[kind](loaded, 2 * count if above else count)
         else:
             ids = [p.ids(loaded, max_tokens) for p in prompts.from_file(asked)]
-        found = compare(
-            loaded, eager, ids, max_tokens, output.say, other, above, count
-        )  # fmt: skip
+        found = compare(loaded, eager, ids, max_tokens, output.say, other, above, count)
     output.emit(found)
     return output.EXIT_OK if passed(found) else output.EXIT_FAILURE
 

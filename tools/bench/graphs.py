@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import string
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -33,27 +33,19 @@ def copying(artifact: Artifact, count: int) -> list[list[int]]:
     return [[*part, *asked, *part[:12]] for part in parts]
 
 
-def counting(artifact: Artifact, count: int) -> list[list[int]]:
-    """Lists of numbers to go on with: what even a small trained drafter foretells, where the text has no copy of it."""
-    leads = ("", "In order: ", "Numbers: ", "Count: ", "A list of numbers: ", "Pages ")
-    starts = (
-        (1, 0),
-        (1, 5),
-        (1, 10),
-        (3, 3),
-        (1, 11),
-        (1, 4),
-        (1, 7),
-        (0, 0),
-        (1, 20),
-        (0, 1),
-        (0, 5),
-    )
-    lists = (
-        f"{lead}{', '.join(str(start + step * i) for i in range(24))},"
-        for (step, start), lead in itertools.product(starts, leads)
-    )
-    return [prompts.encode(artifact, text) for text in itertools.islice(lists, count)]
+def listing(artifact: Artifact, count: int) -> list[list[int]]:
+    """Lists of one letter or number over and over: what even a drafter trained for minutes foretells."""
+    items = [
+        *string.digits,
+        *string.ascii_lowercase,
+        *string.ascii_uppercase,
+        *map(str, range(10, 40)),
+    ]
+    return [prompts.encode(artifact, ", ".join([item] * 16) + ",") for item in items[:count]]
+
+
+KINDS = {"copy": copying, "list": listing}
+"""Prompts by what they ask for."""
 
 
 def compare(
