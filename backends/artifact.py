@@ -17,7 +17,7 @@ from specc.backends.plan import Plan
 from specc.ir import Packing, Role, SpeculativeProgram, WeightStore
 from specc.ir.arena import CANARY, PAGE, Arena
 from specc.ir.types import TensorType, itemsize
-from specc.runtime.manifest import MODEL_ABI, SCHEMA_VERSION
+from specc.runtime.manifest import MODEL_ABI, SCHEMA_VERSION, Manifest
 
 WEIGHTS = "weights.safetensors"
 MANIFEST = "manifest.json"
@@ -110,6 +110,7 @@ def write_artifact(
         "files": {name: fingerprint(into / name) for name in files},
         "provenance": {**program.provenance, **provenance, **lowered.notes},
     }  # fmt: skip
+    manifest["capabilities"] = Manifest.parse(json.dumps(manifest)).capabilities
     (into / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
     return manifest
 

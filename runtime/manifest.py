@@ -274,6 +274,19 @@ class Manifest:
         return (*self.reduced, *halves, *(f"{dtype} caches" for dtype in caches))
 
     @property
+    def capabilities(self) -> tuple[str, ...]:
+        """What its sessions may be asked for that not every artifact can; the engine refuses the rest (SPECC-E0601).
+
+        `choices`: options that change which tokens are chosen, logprobs, masks. `batch`: several texts in one pass.
+        """
+        outputs = {o.name for f in self.functions.values() for o in f.outputs}
+        known = {
+            "choices": all(r.verify for r in self.rounds), "confidence_threshold": "confidence_0" in outputs,
+            "draft_depth": bool(self.drafter.depths), "batch": self.score is not None,
+        }  # fmt: skip
+        return tuple(name for name, can in known.items() if can)
+
+    @property
     def speculates(self) -> bool:
         """Whether any round drafts."""
         return len(self.num_speculative_tokens) > 1

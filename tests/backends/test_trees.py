@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from specc.errors import RequestError
 from specc.runtime import Artifact
 from tests.conftest import compiled
 from tests.passes import knowing_drafters
@@ -41,6 +42,9 @@ def test_paths_are_accepted_as_far_as_the_tree_knows(artifact: Path) -> None:
     with Artifact.load(artifact) as engine, engine.session() as session:
         nodes = {r.k: r.nodes for r in engine.manifest.rounds}
         assert nodes == ({0: 0, 2: 6, 4: 16} if "medusa" in str(artifact) else {0: 0, 2: 30, 4: 30})
+        assert engine.manifest.capabilities == ()
+        with pytest.raises(RequestError, match="SPECC-E0601"):
+            session.configure(logprobs=1)
         session.configure(ignore_eos=True, max_tokens=100)
         session.append(text[:6])
         made, k_of = 6, cycle([4, 0, 0, 2, 4, 4, 0, 0, 2])

@@ -1,5 +1,6 @@
 """Python over the C ABI: errors, and sessions of a real artifact."""
 
+import contextlib
 import ctypes
 import gc
 import json
@@ -16,9 +17,38 @@ from specc.errors import ArtifactError, RequestError
 from specc.runtime import ADAPTIVE, Artifact, native
 from specc.runtime.session import AT_ONCE
 from specc.runtime.stats import LengthStats, PositionStats, Stats
+from tests.conftest import artifact_of
 from tests.runtime.manifests import document
 
 PROMPT = [5, 6, 7, 5, 6, 7, 5]
+
+
+def allows(artifact: Artifact, option: str, value: int | float, can: bool) -> None:
+    """A session takes the option where it `can`, and else refuses it."""
+    expected = contextlib.nullcontext() if can else pytest.raises(RequestError, match="SPECC-E0601")
+    with artifact.session() as session, expected:
+        session.configure(**{option: value})
+
+
+@pytest.mark.parametrize("method", ["ngram", "eagle:adaptive", "batch"])
+def test_the_engine_refuses_what_the_manifest_does_not_list(
+    method: str, tiny_model: Path, tiny_batch: Path, shared_folder: Path
+) -> None:
+    path = tiny_batch if method == "batch" else artifact_of(method, tiny_model, shared_folder)
+    with Artifact.load(path) as artifact:
+        can = set(artifact.manifest.capabilities)
+        assert can == {
+            "choices",
+            *{"eagle:adaptive": ["draft_depth"], "batch": ["batch"]}.get(method, []),
+        }
+        assert artifact.manifest.raw["capabilities"] == list(artifact.manifest.capabilities)
+        allows(artifact, "logprobs", 1, "choices" in can)
+        allows(artifact, "confidence_threshold", 0.5, "confidence_threshold" in can)
+        depth = min(artifact.manifest.drafter.depths or (2,))
+        allows(artifact, "draft_depth", depth, "draft_depth" in can)
+        expected = contextlib.nullcontext() if "batch" in can else pytest.raises(RequestError)
+        with expected:
+            artifact.batch().close()
 
 
 def test_what_is_no_artifact(tmp_path: Path) -> None:

@@ -217,8 +217,11 @@ def main() -> None:
     bfloat16()
     fused()
     gpu = Gpu(library, folder / "kernels")
-    from specc.runtime import Artifact
+    from specc.runtime import Artifact, Manifest
 
+    code = Manifest.read(folder / "artifact").cuda
+    assert code is not None
+    gpu.library.nullgpu_capability(int(code.arch.removeprefix("sm_")))
     answers = []
     with Artifact.load(folder / "artifact", threads=1) as artifact:
         for request in asked:

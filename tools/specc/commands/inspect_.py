@@ -155,6 +155,7 @@ def render(manifest: Manifest, facts: dict[str, Any], *, memory: bool) -> str:
                   f"end {' '.join(map(str, m.eos_token_ids)) or 'none'}"),
         ("weights", _weights(facts["weights"])),
         ("state", f"{human_bytes(facts['memory']['state_bytes'])} {_texts(m.max_num_seqs)}"),
+        ("can", " ".join(manifest.capabilities) or "greedy and sampled text alone"),
         ("functions", " ".join(manifest.functions)),
         ("made by", f"specc {manifest.specc_version}"),
         ("files", f"{len(manifest.files)}, hashes {facts['hashes']}"),
