@@ -35,7 +35,7 @@ class OneVerify(Pass):
         need(program.rounds, "there are no rounds", "fuse-round")
         if program.contract.branches:
             raise PassError(
-                "SPECC-E0371", "rounds of trees have no graph in common with plain decoding yet",
+                "SPECC-E0383", "rounds of trees have no graph in common with plain decoding yet",
                 expected="drafts that are chains", cure="leave out --tree",
             )  # fmt: skip
 

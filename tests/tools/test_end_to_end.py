@@ -126,7 +126,7 @@ def test_an_empty_prompt_is_a_coded_error(
 
 
 def test_inspect(capsys: pytest.CaptureFixture[str], tiny_artifact: Path) -> None:
-    payload = as_json(capsys, "inspect", tiny_artifact, "--verify-hash", "--memory")
+    payload = as_json(capsys, "inspect", tiny_artifact, "--check-hash", "--memory")
     assert payload["problems"] == []
     assert payload["lossless"] is True
     assert payload["num_speculative_tokens"] == [0, 2, 4]
@@ -151,7 +151,7 @@ def test_inspect_finds_damage(
     data[-1] ^= 1
     (art / "model.so").write_bytes(data)
     assert run(capsys, "inspect", art)[0] == 0
-    code, out, _ = run(capsys, "inspect", art, "--verify-hash", "--json")
+    code, out, _ = run(capsys, "inspect", art, "--check-hash", "--json")
     assert (code, json.loads(out)["problems"]) == (1, ["SPECC-E0505 model.so was altered"])
     code, _, told = run(capsys, "verify", str(art), "--no-eager")
     assert code == 1

@@ -243,7 +243,7 @@ def test_trees_of_host_drafters_say_which_k_there_are() -> None:
         ({"method": "layerskip", "translate_tokens": True}, "SPECC-E0104", "--translate-tokens has no meaning"),
         (
             {"method": "draft_model", "drafter": "d", "translate_tokens": True, "draft_vocab_size": 9},
-            "SPECC-E0104", "--translate-tokens drops those",
+            "SPECC-E0104", "--draft-vocab-size would choose others",
         ),
         (
             {"method": "draft_model", "drafter": "d", "translate_tokens": True, "format": "mlc"},

@@ -161,7 +161,7 @@ def _by_drafter(model: str, method: str, judged: _Judged) -> None:
     """A drafter that has to be found or trained first is worth less than one that is there."""
     if method not in TRAINED:
         if method == "draft_model":
-            judged.add(-4, "needs a model of the same tokenizer, about a tenth of the size")
+            judged.add(-4, "needs a model of about a tenth of the size, best of the same tokenizer")
         elif method in ON_HOST:
             judged.add(0, "needs no drafter, and costs next to nothing where it finds nothing")
         return

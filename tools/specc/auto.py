@@ -33,7 +33,8 @@ def choose_method(
     """
     candidates = ["ngram", "suffix"]
     if request.drafter:
-        candidates.append(trained.method_of(request.drafter) or "draft_model")
+        # First: one that does not fit the model is refused before minutes go into the others.
+        candidates.insert(0, trained.method_of(request.drafter) or "draft_model")
     if imported.tokenizer_json is None:
         return "ngram", (
             "no tokenizer, so nothing was measured; ngram costs nothing when it finds nothing",

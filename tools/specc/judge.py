@@ -88,7 +88,7 @@ def check_request(request: CompileRequest) -> None:
     _only_for("--translate-tokens", request.translate_tokens or None, request, "draft_model")
     if request.translate_tokens and request.draft_vocab_size:
         raise flags.conflict(
-            "--draft-vocab-size counts tokens of the drafter's tokenizer, and --translate-tokens drops those",
+            "--translate-tokens leaves the drafter what both know, and --draft-vocab-size would choose others",
             "leave one of them out",
         )  # fmt: skip
     measured = _IN_THE_GRAPH if request.draft_vocab_size else CALIBRATED

@@ -195,7 +195,7 @@ def require_same_tokens(target: ImportedModel, drafter: ImportedModel) -> None:
         raise ModelError(
             "SPECC-E0233", "target and drafter have different tokenizers", where=f"token id {different}",
             expected=repr(ours.get(different)), found=repr(theirs.get(different)),
-            cure="choose a drafter of the same family, or add --translate-tokens",
+            cure="choose a drafter of the same family, or compile with --method draft_model --translate-tokens",
         )  # fmt: skip
 
 

@@ -10,7 +10,6 @@ from specc.errors import UsageError
 
 _ALIASES = {
     "quantization": "quantisation",
-    "targets": "devices",
     "support-matrix": "support",
     "c": "embedding",
 }
@@ -36,7 +35,7 @@ def topic(name: str) -> str:
 
 
 def plain(markdown: str) -> str:
-    """Markdown without what only a browser needs: comments, pictures, fences, targets of links, escapes."""
+    """Markdown without what only a browser needs: comments, pictures, fences, where links lead, escapes."""
     text = re.sub(r"<!--.*?-->\n*", "", markdown, flags=re.DOTALL)
     lines, code = [], False
     for line in text.splitlines():
@@ -50,6 +49,7 @@ def plain(markdown: str) -> str:
 def _prose(line: str) -> str:
     line = re.sub(r"!\[([^]]*)\]\([^)]*\)", r"(a picture, in docs/: \1)", line)
     line = re.sub(r"\[([^]]*)\]\(([\w-]+)\.md[^)]*\)", r"\1 (specc help \2)", line)
+    line = re.sub(r"\[([^]]*)\]\(#[^)]*\)", r"\1", line)
     line = re.sub(r"\[([^]]*)\]\(([\w/.-]+\.html)\)", r"\1 (docs/\2)", line)
     return re.sub(r"\\([<>\[\]*_])", r"\1", line)
 

@@ -19,7 +19,7 @@ ROWS, ANSWER = 7, 24
 
 @pytest.fixture(scope="module")
 def teacher(tiny_model: Path) -> Teacher:
-    return load_teacher(str(tiny_model), "float32")
+    return load_teacher(str(tiny_model), "f32")
 
 
 @pytest.fixture(scope="module")

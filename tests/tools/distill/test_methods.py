@@ -86,7 +86,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def train(folder: Path, method: str) -> Trained:
     request = DistillRequest(
         str(folder / "target"), method, folder / method, folder / f"{method}.work", folder / "corpus.jsonl",
-        draft_vocab_size=80, dtype="float32", plan=PLAN,
+        draft_vocab_size=80, dtype="f32", plan=PLAN,
     )  # fmt: skip
     return Trained(target(), request, distill(request, SilentProgress()))
 

@@ -15,7 +15,7 @@ from specc.judge import check_request
 from specc.request import MOST_DRAFTS, CompileRequest
 
 _METHOD = Parameter(group=Group.create_ordered("Method"))
-_TARGET = Parameter(group=Group.create_ordered("Target"))
+_ARTIFACT = Parameter(group=Group.create_ordered("Artifact"))
 OUTPUT = Group.create_ordered("Output")
 _OUTPUT = Parameter(group=OUTPUT)
 
@@ -83,17 +83,17 @@ class RewriteFlags:
     host_drafter: Annotated[str | None, _METHOD] = None
     drafter_options: Annotated[str | None, _METHOD] = None
     calibration: Annotated[Path | None, _METHOD] = None
-    device: Annotated[str, _TARGET] = "cpu"
-    kv_shards: Annotated[str | None, _TARGET] = None
-    verify_graphs: Annotated[str, _TARGET] = "auto"
-    dtype: Annotated[str, _TARGET] = "auto"
-    quant: Annotated[str, _TARGET] = "none"
-    quant_rounding: Annotated[str, _TARGET] = "nearest"
-    kv_cache_dtype: Annotated[str, _TARGET] = "auto"
-    kv_arena: Annotated[str, _TARGET] = "auto"
-    max_model_len: Annotated[int | None, _TARGET] = None
-    max_num_seqs: Annotated[int, _TARGET] = 1
-    prefill_chunk: Annotated[int, _TARGET] = 64
+    device: Annotated[str, _ARTIFACT] = "cpu"
+    kv_shards: Annotated[str | None, _ARTIFACT] = None
+    verify_graphs: Annotated[str, _ARTIFACT] = "auto"
+    dtype: Annotated[str, _ARTIFACT] = "auto"
+    quant: Annotated[str, _ARTIFACT] = "none"
+    quant_rounding: Annotated[str, _ARTIFACT] = "nearest"
+    kv_cache_dtype: Annotated[str, _ARTIFACT] = "auto"
+    kv_arena: Annotated[str, _ARTIFACT] = "auto"
+    max_model_len: Annotated[int | None, _ARTIFACT] = None
+    max_num_seqs: Annotated[int, _ARTIFACT] = 1
+    prefill_chunk: Annotated[int, _ARTIFACT] = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,11 +114,11 @@ class CompileFlags(RewriteFlags):
         force: Replace an artifact that is there.
     """
 
-    backend: Annotated[str | None, _TARGET] = None
-    isa: Annotated[Isa, _TARGET] = "native"
-    static: Annotated[Switch, _TARGET] = False
-    opset: Annotated[int, _TARGET] = 0
-    link_gbps: Annotated[float, _TARGET] = 0
+    backend: Annotated[str | None, _ARTIFACT] = None
+    isa: Annotated[Isa, _ARTIFACT] = "native"
+    static: Annotated[Switch, _ARTIFACT] = False
+    opset: Annotated[int, _ARTIFACT] = 0
+    link_gbps: Annotated[float, _ARTIFACT] = 0
     format: Annotated[str, _OUTPUT] = "specc"
     mlc_target: Annotated[str, _OUTPUT] = "host"
     force: Annotated[Switch, _OUTPUT] = False

@@ -59,7 +59,7 @@ def main(
         draft_vocab_size: Tokens that eagle3, dflash and dspark may say, the most frequent ones; left out, 8192.
         intermediate_size: Width of the drafter's MLP; left out, four thirds of the target's hidden size.
         num_speculative_tokens: K that acceptance is measured with.
-        dtype: What target and drafter compute in: float32, bfloat16, or auto, what this machine is fastest with.
+        dtype: What target and drafter compute in: f32, bf16, or auto, what this machine is fastest with.
         floor: The least acceptance length on held-out text that is worth writing a drafter for.
         init: A drafter that specc distill wrote for this target: training begins with its weights and vocabulary.
         work: Folder of corpus, features and checkpoint; left out, the output's name with .work.

@@ -26,7 +26,7 @@ def main(
     /,
     *,
     memory: Switch = False,
-    verify_hash: Switch = False,
+    check_hash: Switch = False,
     json: Json = False,
 ) -> int:
     """Show what is in an artifact, without running it.
@@ -38,11 +38,11 @@ def main(
     Args:
         artifact: Directory that `specc compile` made.
         memory: Show the plan of every byte that a session takes, with a picture of its arena.
-        verify_hash: Read all files and compare their hashes.
+        check_hash: Read all files and compare their hashes.
         json: Print one JSON object on stdout.
     """
     manifest = Manifest.read(artifact)
-    problems = check_files(manifest, artifact, hashes=verify_hash)
+    problems = check_files(manifest, artifact, hashes=check_hash)
     facts: dict[str, Any] = {
         **described(manifest),
         "specc_version": manifest.specc_version,
@@ -57,7 +57,7 @@ def main(
         "functions": {n: f.calls for n, f in manifest.functions.items()},
         "files": {n: asdict(f) for n, f in manifest.files.items()},
         "provenance": manifest.provenance,
-        "hashes": "checked" if verify_hash else "not checked",
+        "hashes": "checked" if check_hash else "not checked",
         "problems": problems,
     }
     if json:

@@ -52,7 +52,7 @@ class Teacher:
         return torch.stack([states[j] for j in taps], 2), states[-1]
 
 
-DTYPES = {"auto": None, "float32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES = {"auto": None, "f32": torch.float32, "bf16": torch.bfloat16}
 """By name; `auto` is what this machine multiplies fastest."""
 
 
