@@ -34,14 +34,19 @@ def copying(artifact: Artifact, count: int) -> list[list[int]]:
 
 
 def listing(artifact: Artifact, count: int) -> list[list[int]]:
-    """Lists of one letter or number over and over: what even a drafter trained for minutes foretells."""
-    items = [
-        *string.digits,
-        *string.ascii_lowercase,
-        *string.ascii_uppercase,
-        *map(str, range(10, 40)),
-    ]
-    return [prompts.encode(artifact, ", ".join([item] * 16) + ",") for item in items[:count]]
+    """Lists of one digit over and over: what even a drafter trained for minutes foretells."""
+    leads = (
+        "",
+        "Numbers: ",
+        "Count: ",
+        "A list of numbers: ",
+        "Pages ",
+        "In order: ",
+        "Marks: ",
+        "Row ",
+    )
+    lists = [lead + ", ".join([digit] * 16) + "," for lead in leads for digit in string.digits]
+    return [prompts.encode(artifact, text) for text in lists[:count]]
 
 
 KINDS = {"copy": copying, "list": listing}
