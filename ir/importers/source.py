@@ -44,7 +44,6 @@ class ImportedModel:
     program: SpeculativeProgram
     tokenizer_json: str | None
     tokenizer_files: dict[str, bytes]
-    chat_template: str | None
     provenance: dict[str, str]
     eager: Callable[[Tensor], Tensor] | None
     dtype: str = "f32"
@@ -145,9 +144,7 @@ def _finish(
         "architecture": program.model.architecture,
         "head_rows": str(head_rows),
     }
-    return ImportedModel(
-        program, found.tokenizer_json, found.files, found.chat_template, provenance, eager
-    )
+    return ImportedModel(program, found.tokenizer_json, found.files, provenance, eager)
 
 
 def _hash(files: list[Path]) -> str:

@@ -27,7 +27,6 @@ class TokenizerFiles:
 
     tokenizer_json: str | None = None
     files: dict[str, bytes] = field(default_factory=dict)
-    chat_template: str | None = None
 
 
 def of_folder(folder: Path) -> TokenizerFiles:
@@ -36,10 +35,9 @@ def of_folder(folder: Path) -> TokenizerFiles:
     Raises ModelError (SPECC-E0207) for files that cannot be read.
     """
     files = {n: (folder / n).read_bytes() for n in _COMPANIONS if (folder / n).is_file()}
-    template = _template(files)
     path = folder / "tokenizer.json"
     if path.is_file():
-        return TokenizerFiles(path.read_text(encoding="utf-8"), files, template)
+        return TokenizerFiles(path.read_text(encoding="utf-8"), files)
     if any((folder / name).is_file() for name in ("tokenizer.model", "vocab.json", "spiece.model")):
         try:
             from transformers import AutoTokenizer
@@ -48,7 +46,7 @@ def of_folder(folder: Path) -> TokenizerFiles:
                 tokenizer: Any = AutoTokenizer.from_pretrained(
                     folder, trust_remote_code=False, local_files_only=True
                 )
-            return TokenizerFiles(tokenizer.backend_tokenizer.to_str(), files, template)
+            return TokenizerFiles(tokenizer.backend_tokenizer.to_str(), files)
         except Exception as error:
             raise ModelError(
                 "SPECC-E0207",
@@ -56,20 +54,7 @@ def of_folder(folder: Path) -> TokenizerFiles:
                 where=str(folder),
                 cure="add the model's tokenizer.json",
             ) from error
-    return TokenizerFiles(None, files, template)
-
-
-def _template(files: dict[str, bytes]) -> str | None:
-    if "chat_template.jinja" in files:
-        return files["chat_template.jinja"].decode()
-    try:
-        template = json.loads(files.get("tokenizer_config.json", b"{}")).get("chat_template")
-    except (ValueError, AttributeError):
-        return None
-    if isinstance(template, list):  # named templates
-        named = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}
-        template = named.get("default")
-    return template if isinstance(template, str) else None
+    return TokenizerFiles(None, files)
 
 
 def of_gguf(file: GgufFile) -> TokenizerFiles:
@@ -102,7 +87,7 @@ def of_gguf(file: GgufFile) -> TokenizerFiles:
             cure="compile the model's Hugging Face folder, with its tokenizer.json",
         ) from error
     template = file.meta.fields.get("tokenizer.chat_template")
-    return TokenizerFiles(text, {"tokenizer_config.json": _config(file, text, template)}, template)
+    return TokenizerFiles(text, {"tokenizer_config.json": _config(file, text, template)})
 
 
 def _with_bos(text: str, file: GgufFile) -> str:

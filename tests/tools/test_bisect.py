@@ -1,7 +1,7 @@
 """Bisect names the pass that breaks a program, whichever it is and whatever it breaks."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import pytest
@@ -16,6 +16,7 @@ from specc.ir.graphs import copy_graph
 from specc.ir.importers.drafters import Kind
 from specc.ir.program import Function
 from specc.passes import Pass, PassResult, Pipeline, pipelines
+from specc.passes.keep_structure import Basis
 from tests.passes import toy
 
 aten = torch.ops.aten
@@ -69,6 +70,10 @@ def run(pipeline: Pipeline, bisect: Bisector, program: SpeculativeProgram) -> No
 
 METHODS: dict[str, Callable[[], Pipeline]] = {
     "ngram": lambda: pipelines.host("ngram", toy.SHAPE, {}),
+    "suffix of trees": lambda: pipelines.host("suffix", replace(toy.SHAPE, given_trees=True), {}),
+    "mtp:structure": lambda: pipelines.structure(
+        toy.SHAPE, Basis(torch.eye(2, 2 * toy.HIDDEN), torch.zeros(2)), {}
+    ),
     "layerskip": lambda: pipelines.layerskip(toy.SHAPE, (0,)),
     "draft_model": lambda: pipelines.draft_model(toy.SHAPE, toy.drafter()),
     "eagle:adaptive": lambda: pipelines.eagle_adaptive(toy.SHAPE, 2, toy.adapters(1)),

@@ -152,8 +152,9 @@ TALK = [
 def model(template: str | None) -> ImportedModel:
     info = ModelInfo("llama", 32, 8, 1, 64, eos_token_ids=(2,), bos_token_id=1)
     program = SpeculativeProgram("m", info)
-    files = {"tokenizer_config.json": b'{"bos_token": "<s>"}'}
-    return ImportedModel(program, None, files, template, {}, None)
+    config = {"bos_token": "<s>", **({} if template is None else {"chat_template": template})}
+    files = {"tokenizer_config.json": json.dumps(config).encode()}
+    return ImportedModel(program, None, files, {}, None)
 
 
 @pytest.mark.parametrize("template", [CHATML, NO_SYSTEM, CHAT_TEMPLATE])

@@ -1,16 +1,25 @@
 """`specc opt` and `specc cache`."""
 
+import importlib
 import json
+import pkgutil
+from contextlib import suppress
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from specc import cli, explain
+from specc import cli, explain, passes
 from specc.errors import UsageError
-from specc.method_table import METHODS
-from specc.passes import pipelines
+from specc.ir.importers.drafters import Kind
+from specc.method_table import METHODS, TRAINED
+from specc.passes import Pass, pipelines
+from specc.passes.keep_structure import Basis
+from specc.passes.plan_arena import PlanArena
+from tests.passes import toy
 
 DRAFTING = list(METHODS)
 
@@ -39,8 +48,30 @@ def opt(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, st
 def test_list(capsys: pytest.CaptureFixture[str], method: str) -> None:
     code, out = opt(capsys, "--list", "--method", method)
     assert code == 0
-    passes = [p.name for p in explain.pipeline_of(method).passes]
-    assert [line.split()[1] for line in out.splitlines()] == passes
+    assert [line.split()[1] for line in out.splitlines()] == [*map(_name, _run(method).passes)]
+
+
+def _name(pass_: Pass | type[Pass]) -> str:
+    return pass_.name
+
+
+def _run(method: str) -> pipelines.Pipeline:
+    """What compile runs for `method`, with toys for what it would measure or read."""
+    shape = pipelines.Shape()
+    made = {
+        "layerskip": lambda: pipelines.layerskip(shape, (0,)),
+        "eagle:adaptive": lambda: pipelines.eagle_adaptive(shape, 2, toy.adapters(1)),
+        "draft_model": lambda: pipelines.draft_model(shape, toy.empty()),
+        "mtp:structure": lambda: pipelines.structure(
+            shape, Basis(torch.eye(2), torch.zeros(2)), {}
+        ),
+        **{
+            m: partial(pipelines.trained, shape, Kind(m), toy.checkpoint(Kind.EAGLE3))
+            for m in TRAINED
+        },
+        **{m: partial(pipelines.host, m, shape, {}) for m in ("none", "ngram", "suffix")},
+    }
+    return pipelines.placed(made[method](), PlanArena())
 
 
 @pytest.mark.parametrize("method", DRAFTING)
@@ -50,6 +81,21 @@ def test_every_pass_can_be_explained(method: str) -> None:
         assert text.startswith(pass_.name)
         for part in ("options:", "requires, beyond ir.check:", "ensures, beyond ir.check:"):
             assert part in text
+
+
+def test_every_pass_there_is_can_be_explained() -> None:
+    """Whichever flag or engine asks for it, with some method."""
+    for module in pkgutil.iter_modules(passes.__path__):
+        importlib.import_module(f"specc.passes.{module.name}")
+    known = {_name(c) for c in Pass.__subclasses__() if c.__module__.startswith("specc.passes.")}
+    found = set()
+    for name, method in product(known, DRAFTING):
+        with suppress(UsageError):
+            found.add(_name(explain.find_pass(name, method, beside=True)))
+    assert found == known
+    for name, method in (("translate-tokens", "draft_model"), ("split-ends", "ngram")):
+        with pytest.raises(UsageError, match="no pass"):  # which opt does not run
+            explain.find_pass(name, method)
 
 
 def test_passes_that_run_when_asked_for_can_be_explained_and_seen(

@@ -77,6 +77,13 @@ def test_a_hostile_or_broken_template_is_a_coded_error(source: str) -> None:
         ChatTemplate(source).render(TALK)
 
 
+@pytest.mark.parametrize("source", ["{% endfor %}", "{{ tools", "{{ " + "(" * 9999])
+def test_a_broken_template_takes_nothing(source: str) -> None:
+    """Asked before it is rendered, for a request with tools."""
+    with pytest.raises(RequestError, match="SPECC-E0107"):
+        ChatTemplate(source).takes("tools")
+
+
 def test_what_the_template_says_reaches_the_user() -> None:
     with pytest.raises(RequestError, match="roles must alternate"):
         ChatTemplate("{{ raise_exception('roles must alternate') }}").render(TALK)
@@ -104,6 +111,13 @@ def test_a_file_goes_first(tmp_path: Path) -> None:
 def test_the_default_of_several(tmp_path: Path) -> None:
     named = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]
     assert ChatTemplate.of_artifact(write(tmp_path, {"chat_template": named})).render(TALK) == "d"
+
+
+def test_several_without_a_default_are_none(tmp_path: Path) -> None:
+    """transformers takes none of them either."""
+    named = [{"name": "rag", "template": "r"}, {"name": "tool_use", "template": "t"}]
+    with pytest.raises(RequestError, match="SPECC-E0620"):
+        ChatTemplate.of_artifact(write(tmp_path, {"chat_template": named}))
 
 
 def test_none_is_a_coded_error(tmp_path: Path) -> None:

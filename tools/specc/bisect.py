@@ -106,6 +106,9 @@ class Bisector:
             "length": torch.tensor([length]),
             "first_row": torch.tensor([0]),
             "drafts": self._drafts(length, rows - 1),
+            # Where drafts may be any tree: a chain, of which the text is the only path.
+            "parents": torch.arange(rows) - 1,
+            "depths": torch.arange(rows),
             "next_tokens": self.tokens[1 : length + 1],
             "positions": torch.arange(length),
             "rows": torch.arange(length),

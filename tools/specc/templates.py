@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
@@ -56,22 +57,23 @@ class ChatTemplate:
         return cls(source, {n: t for n, t in tokens.items() if t is not None}, where)
 
     def takes(self, name: str) -> bool:
-        """Whether it reads the variable `name`: `tools`, say."""
+        """Whether it reads the variable `name`: `tools`, say. Raises RequestError (SPECC-E0107) if it is no template."""
+        environment = _environment()
         from jinja2 import meta
 
-        environment = _environment()
-        return name in meta.find_undeclared_variables(environment.parse(self.source))
+        with self._refusals("the chat template cannot be read"):
+            return name in meta.find_undeclared_variables(environment.parse(self.source))
 
     def render(
         self, messages: Sequence[Message], *, add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:  # fmt: skip
         """The conversation as the model was trained to read it."""
-        from jinja2.exceptions import SecurityError, TemplateError
+        from jinja2.exceptions import SecurityError
 
         pieces: list[str] = []
         length = 0
-        try:
+        with self._refusals("the chat template refused the conversation"):
             context = {
                 "messages": [dict(m) for m in messages], "tools": tools, "documents": None,
                 "add_generation_prompt": add_generation_prompt, **self.tokens,
@@ -81,14 +83,21 @@ class ChatTemplate:
                 length += len(piece)
                 if length > _MOST_CHARACTERS:
                     raise SecurityError(f"more than {_MOST_CHARACTERS} characters")
+        return "".join(pieces)
+
+    @contextmanager
+    def _refusals(self, what: str) -> Iterator[None]:
+        """What a template may raise, as RequestError (SPECC-E0107)."""
+        from jinja2.exceptions import TemplateError
+
+        try:
+            yield
         except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError,
                 AttributeError, RecursionError) as error:  # fmt: skip
             raise RequestError(
-                "SPECC-E0107", "the chat template refused the conversation", where=self.where,
-                found=str(error) or type(error).__name__,
+                "SPECC-E0107", what, where=self.where, found=str(error) or type(error).__name__,
                 cure="leave --system out, or continue plain text with: specc run ART --prompt TEXT",
             ) from error  # fmt: skip
-        return "".join(pieces)
 
     @cached_property
     def _compiled(self) -> Any:
@@ -177,12 +186,12 @@ def _read_config(content: bytes, where: str) -> dict[str, Any]:
 
 
 def _default(entry: object) -> str | None:
-    """The template of a configuration: a text, or the one called `default` of several."""
+    """The template of a configuration: a text, or the one called `default` of several, as transformers takes it."""
     if isinstance(entry, str):
         return entry
     if isinstance(entry, list):
         named = {e.get("name"): e.get("template") for e in entry if isinstance(e, dict)}
-        text = named.get("default", next(iter(named.values()), None))
+        text = named.get("default")
         return text if isinstance(text, str) else None
     return None
 

@@ -50,7 +50,6 @@ def test_everything_that_comes_with_a_model(folder: Path) -> None:
         "rows of the head beyond are padding"
     )
     assert imported.provenance["head_rows"] == str(VOCABULARY)
-    assert imported.chat_template == "{{ messages }}"
     assert set(imported.tokenizer_files) == {"tokenizer_config.json", "generation_config.json"}
     assert imported.program.model.eos_token_ids == (2,)
     assert imported.program.provenance == imported.provenance

@@ -48,7 +48,7 @@ def main(
         prompts_file: Text file of one prompt a line, or .jsonl, to measure with. Left out: chat, code and copying.
         batch: Texts at once.
         context: Tokens of a text, prompt and all.
-        device: cpu, onnx or ascend:SOC.
+        device: cpu, onnx, ascend:SOC or cuda:ARCH.
         price_per_hour: Of the machine; then the cost of a million tokens is shown.
         max_tokens: New tokens for each prompt, 2 or more.
         repeats: How often, 1 or more.

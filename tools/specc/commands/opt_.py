@@ -169,7 +169,7 @@ def _explain(
 ) -> int:  # fmt: skip
     from specc.explain import describe, diff, find_pass
 
-    text = describe(find_pass(name, method))
+    text = describe(find_pass(name, method, beside=True))
     payload: dict[str, object] = {"pass": name, "method": method, "text": text}
     if request is not None:
         sides = _run_to(name, request, progress or TerminalProgress())
