@@ -89,7 +89,7 @@ class DrafterPieces(Pass):
         weights = {PREFIX + n: w for n, w in drafter.weights.items()}
         weights |= drafter_weights(drafter, self.max_model_len)
         info: ModelInfo = replace(
-            program.model, architecture=str(spec.kind), num_layers=len(spec.layers), layer_paths=()
+            program.model, architecture=str(spec.kind), num_layers=len(spec.layers)
         )
         start = replace(
             program, name=f"{program.name}-{spec.kind}", model=info, functions={}, state={},

@@ -45,6 +45,11 @@ class TranslateTokens(Pass):
     said: tuple[int, ...] = ()
     """V numbers: the drafter's token that says the same as each of the target's; -1 where none does."""
 
+    @property
+    def common(self) -> int:
+        """How many of the target's tokens the drafter can say."""
+        return sum(i >= 0 for i in self.said)
+
     def requires(self, program: SpeculativeProgram) -> None:
         parts_of(program)
         functions = [n for n, f in program.functions.items() if f.role is not Role.LEAF]
@@ -55,7 +60,7 @@ class TranslateTokens(Pass):
         if not self.read or len(self.read) != len(self.said) or max(self.said) < 0:
             raise PassError(
                 "SPECC-E0370", "there is nothing to translate with", expected="as many tokens to read as to say",
-                found=f"{len(self.read)} and {sum(i >= 0 for i in self.said)} of {len(self.said)}",
+                found=f"{len(self.read)} and {self.common} of {len(self.said)}",
                 cure="give both for each of the target's tokens",
             )  # fmt: skip
         known = program.model.vocab_size

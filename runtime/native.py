@@ -7,7 +7,10 @@ import hashlib
 import os
 import re
 import threading
+from array import array
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from specc.errors import ArtifactError, RequestError, SpeccError
 
@@ -175,12 +178,13 @@ def error_from(text: str, result: int = RUNTIME) -> SpeccError:
     return kind(head[1], head[3], **details)
 
 
-def id_array(ids: object, count: int) -> c.Array[c.c_int64]:
-    """`count` token ids for C. Raises RequestError for what is no 64-bit integer."""
+def id_array(ids: Iterable[Any], count: int) -> c.Array[c.c_int64]:
+    """`count` token ids for C. Raises RequestError (SPECC-E0602) for what is no 64-bit integer."""
     try:
-        return (c.c_int64 * count)(*ids)  # type: ignore[misc]
-    except TypeError as error:
+        # (ctypes alone would take an integer of more bits, and cut it.)
+        return (c.c_int64 * count).from_buffer(array("q", list(ids)))
+    except (TypeError, OverflowError) as error:
         raise RequestError(
-            "SPECC-E0602", "token ids are integers", found=str(error),
+            "SPECC-E0602", "token ids are integers of 64 bits", found=str(error),
             cure="pass a list of integers",
         ) from error  # fmt: skip

@@ -6,7 +6,7 @@ import ctypes as c
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from specc.errors import RequestError
 from specc.runtime import native
@@ -22,6 +22,8 @@ AT_ONCE = 64
 
 Drafter = Callable[[list[int], int], Sequence[int]]
 """(committed ids, k) -> at most k ids that may follow."""
+
+_N = TypeVar("_N", int, float)
 
 Option = int | float | bool | str | Sequence[int] | Mapping[int, float]
 """A value of an option of specc.h: a number, a word, token ids, or a bias by token id."""
@@ -113,14 +115,12 @@ class Session(Owned):
             self._check(library.specc_session_set_ids(self.handle, encoded, ids, len(value)))
             return
         if name in _FLOATS:
-            self._check(library.specc_session_set_float(self.handle, encoded, float(value)))
+            real = _converted(float, name, value)
+            self._check(library.specc_session_set_float(self.handle, encoded, real))
             return
-        number = int(value)
+        number = _converted(int, name, value)
         if number != value or not -(1 << 63) <= number < 1 << 63:
-            raise RequestError(
-                "SPECC-E0601", "an option is out of range", where=name,
-                expected="a whole number of 64 bits", found=str(value), cure="choose another value",
-            )  # fmt: skip
+            raise _out_of_range(name, value, "a whole number of 64 bits")
         self._check(library.specc_session_set_int(self.handle, encoded, number))
 
     def set_stop_tokens(self, ids: Sequence[int]) -> None:
@@ -150,7 +150,7 @@ class Session(Owned):
 
         wrapped = native.MaskFunction(call) if mask is not None else native.MaskFunction()
         self._check(self._library.specc_session_set_mask(self.handle, wrapped, None))
-        self._mask_callback = wrapped
+        self._mask_callback = wrapped if mask is not None else None
 
     def set_drafter(self, drafter: Drafter | None) -> None:
         """Draft with `drafter` in place of the artifact's own; None gives that back.
@@ -170,7 +170,7 @@ class Session(Owned):
 
         wrapped = native.DrafterFunction(call) if drafter is not None else native.DrafterFunction()
         self._check(self._library.specc_session_set_drafter(self.handle, wrapped, None))
-        self._callback = wrapped
+        self._callback = wrapped if drafter is not None else None
 
     def append(self, ids: Sequence[int]) -> bool:
         """Add prompt tokens and prefill. False if cancelled: then the text is as before."""
@@ -346,6 +346,21 @@ class Session(Owned):
 
     def _closed(self) -> RequestError:
         return RequestError("SPECC-E0607", "the session is closed", cure="open another one")
+
+
+def _converted(kind: type[_N], name: str, value: Any) -> _N:
+    try:
+        return kind(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        wanted = "a whole number of 64 bits" if kind is int else "a number"
+        raise _out_of_range(name, value, wanted) from error
+
+
+def _out_of_range(name: str, value: object, expected: str) -> RequestError:
+    return RequestError(
+        "SPECC-E0601", "an option is out of range", where=name, expected=expected,
+        found=str(value)[:40], cure="choose another value",
+    )  # fmt: skip
 
 
 def _output_of(

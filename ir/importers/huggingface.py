@@ -5,7 +5,6 @@ Only code that ships with transformers runs (`trust_remote_code=False`); weights
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -118,8 +117,6 @@ def model_info(model: PreTrainedModel) -> ModelInfo:
     eos = getattr(generation, "eos_token_id", None)
     eos = config.eos_token_id if eos is None else eos
     ends = () if eos is None else tuple(eos) if isinstance(eos, (list, tuple)) else (eos,)
-    inside = [n for n, m in model.named_modules() if hasattr(m, "layer_idx")]
-    layers = dict.fromkeys(m[0] for m in (re.match(r".*?\.\d+(?=\.|$)", n) for n in inside) if m)
     return ModelInfo(
         architecture=str(config.model_type),
         vocab_size=int(config.vocab_size),
@@ -128,5 +125,4 @@ def model_info(model: PreTrainedModel) -> ModelInfo:
         max_position=int(getattr(config, "max_position_embeddings", 0) or 0),
         eos_token_ids=ends,
         bos_token_id=getattr(config, "bos_token_id", None),
-        layer_paths=tuple(layers),
     )

@@ -189,7 +189,6 @@ def _info(function: Function, longest: int, path: Path) -> ModelInfo:
         num_layers=len(layers),
         max_position=longest,
         eos_token_ids=ends,
-        layer_paths=tuple(str(n.meta.get("origin", "")) for n in layers),
     )
 
 

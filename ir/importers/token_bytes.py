@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from specc.ir.importers.tokenizer_stages import bytes_of_token
+from specc.ir.importers.tokenizer_stages import bytes_of_token, flatten, refuse
 
 _BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")
 
@@ -21,18 +20,29 @@ class TokenBytes:
     special: dict[int, str]
 
 
+def vocabulary(tokenizer: dict[str, Any]) -> dict[int, str]:
+    """The tokens of a tokenizer.json's model by id, without those that were added."""
+    found = tokenizer["model"]["vocab"]
+    if isinstance(found, list):  # Unigram
+        return dict(enumerate(token for token, _ in found))
+    return {index: token for token, index in found.items()}
+
+
 def token_bytes(tokenizer_json: str) -> TokenBytes:
     """Read a tokenizer.json (the format of Hugging Face's `tokenizers`).
 
     Byte-level vocabularies name each byte by a character; others write a space as the decoder says (`Replace`,
     `Metaspace`), and, where it falls back to bytes, a byte as <0x0A>.
+
+    Raises ModelError (SPECC-E0231) for a `Replace` of anything but a fixed text.
     """
     document = json.loads(tokenizer_json)
-    decoders = list(_flat(document.get("decoder")))
-    kinds = {d["type"] for d in (*decoders, *_flat(document.get("pre_tokenizer")))}
+    decoders = list(flatten(document.get("decoder"), "decoders"))
+    splitters = flatten(document.get("pre_tokenizer"), "pretokenizers")
+    kinds = {stage["type"] for stage in (*decoders, *splitters)}
     written = [_replaced(d) for d in decoders if d["type"] in ("Replace", "Metaspace")]
     text: dict[int, bytes] = {}
-    for index, token in _vocabulary(document["model"]):
+    for index, token in vocabulary(document).items():
         piece = bytes_of_token(token) if "ByteLevel" in kinds else None
         if piece is None and "ByteFallback" in kinds and (byte := _BYTE.fullmatch(token)):
             piece = bytes.fromhex(byte[1])
@@ -51,24 +61,13 @@ def token_bytes(tokenizer_json: str) -> TokenBytes:
     return TokenBytes(text, special)
 
 
-def _vocabulary(model: dict[str, Any]) -> Iterator[tuple[int, str]]:
-    vocabulary = model["vocab"]
-    if isinstance(vocabulary, list):  # Unigram
-        return enumerate(token for token, _ in vocabulary)
-    return ((index, token) for token, index in vocabulary.items())
-
-
-def _flat(stage: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
-    if stage is None:
-        return
-    inside = stage.get("decoders", stage.get("pretokenizers"))
-    if inside is None:
-        yield stage
-    for part in inside or ():
-        yield from _flat(part)
-
-
 def _replaced(decoder: dict[str, Any]) -> tuple[str, str]:
     if decoder["type"] == "Metaspace":
         return decoder["replacement"], " "
-    return decoder["pattern"].get("String", ""), decoder["content"]
+    pattern: str = decoder["pattern"].get("String", "")
+    if not pattern:
+        refuse(
+            f"the pattern {decoder['pattern']} to say what tokens stand for", "decoder.Replace",
+            "choose a drafter with the model's own tokens, and leave out --translate-tokens",
+        )  # fmt: skip
+    return pattern, decoder["content"]

@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 from specc.errors import ModelError
 from specc.ir.importers import tokenizer_stages as stages
 from specc.ir.importers import tokenizer_unicode as unicode
+from specc.ir.importers.token_bytes import vocabulary
 from specc.ir.importers.tokenizer_file import (
     NONE,
     Section,
@@ -58,7 +59,7 @@ def compile_tokenizer(tokenizer_json: dict[str, Any] | Path | str) -> bytes:
         "DECO": stages.write_decoder(document, shared),
         "ADDT": _write_added_tokens(reference, shared),
         "TOKN": _write_tokens(document, reference, byte_level),
-        "MODL": _write_model(document, reference, byte_level),
+        "MODL": _write_model(document, byte_level),
         "UNIC": stages.write_unicode(shared),
     }
     sections["SETS"] = shared.write_sets()
@@ -85,20 +86,9 @@ def _damaged(path: Path, reason: str) -> NoReturn:
     )
 
 
-def _vocabulary(document: dict[str, Any]) -> dict[str, int]:
-    model = document["model"]
-    if model["type"] == "Unigram":
-        return {token: index for index, (token, _) in enumerate(model["vocab"])}
-    return dict(model["vocab"])
-
-
 def _write_tokens(document: dict[str, Any], reference: Tokenizer, byte_level: bool) -> Section:
     """What every id says when decoded, as one blob."""
-    texts: dict[int, str] = {}
-    if document["model"]["type"] == "Unigram":
-        texts.update(enumerate(token for token, _ in document["model"]["vocab"]))
-    else:
-        texts.update((index, token) for token, index in document["model"]["vocab"].items())
+    texts = vocabulary(document)
     added = reference.get_added_tokens_decoder()
     for index in added:
         text = reference.id_to_token(index)
@@ -161,7 +151,7 @@ def _write_added_tokens(reference: Tokenizer, shared: Shared) -> Section:
     return section
 
 
-def _write_model(document: dict[str, Any], reference: Tokenizer, byte_level: bool) -> Section:
+def _write_model(document: dict[str, Any], byte_level: bool) -> Section:
     model = document["model"]
     if model["type"] not in ("BPE", "Unigram"):
         cure = "export the model's own BPE or Unigram tokenizer"

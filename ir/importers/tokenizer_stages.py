@@ -101,12 +101,13 @@ class Shared:
         return section
 
 
-def _flatten(component: dict[str, Any] | None, key: str) -> Iterator[dict[str, Any]]:
+def flatten(component: dict[str, Any] | None, key: str) -> Iterator[dict[str, Any]]:
+    """The stages of a tokenizer.json's component in order; `key` is under what a sequence has its parts."""
     if component is None:
         return
     if component["type"] == "Sequence":
         for item in component[key]:
-            yield from _flatten(item, key)
+            yield from flatten(item, key)
     else:
         yield component
 
@@ -152,7 +153,7 @@ def _write_replace(section: Section, item: dict[str, Any], shared: Shared, by_re
 def write_normalizer(document: dict[str, Any], shared: Shared) -> Section:
     """Operations on the text, in order."""
     section = Section()
-    items = list(_flatten(document["normalizer"], "normalizers"))
+    items = list(flatten(document["normalizer"], "normalizers"))
     section.u32(len(items))
     for item in items:
         kind = item["type"]
@@ -197,7 +198,7 @@ def write_pre_tokenizer(document: dict[str, Any], shared: Shared) -> tuple[Secti
     A final ByteLevel in front of BPE is left out: instead of renaming every byte to a character
     the runtime keeps the bytes, and the vocabulary is stored as bytes.
     """
-    items = list(_flatten(document["pre_tokenizer"], "pretokenizers"))
+    items = list(flatten(document["pre_tokenizer"], "pretokenizers"))
     byte_level = (
         bool(items) and items[-1]["type"] == "ByteLevel" and document["model"]["type"] == "BPE"
     )
@@ -261,7 +262,7 @@ def write_post_processor(document: dict[str, Any]) -> Section:
     before: list[int] = []
     after: list[int] = []
     templates = 0
-    for item in _flatten(document["post_processor"], "processors"):
+    for item in flatten(document["post_processor"], "processors"):
         kind = item["type"]
         if kind == "ByteLevel":  # only trims offsets
             continue
@@ -297,7 +298,7 @@ def _template(item: dict[str, Any]) -> tuple[list[int], list[int]]:
 def write_decoder(document: dict[str, Any], shared: Shared) -> Section:
     """Operations on the list of token texts, in order."""
     section = Section()
-    items = list(_flatten(document["decoder"], "decoders"))
+    items = list(flatten(document["decoder"], "decoders"))
     section.u32(int(document["decoder"] is not None), len(items))
     for item in items:
         kind = item["type"]

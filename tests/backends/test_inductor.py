@@ -161,7 +161,7 @@ def test_the_c_program_says_the_same(
 
 
 def test_code_for_another_cpu_is_built_here_and_refused_where_it_cannot_run(
-    tiny_model: Path, tiny_artifact: Path, tmp_path: Path
+    tiny_artifact: Path, tmp_path: Path
 ) -> None:
     """--isa avx512 compiles on any machine; loading checks the CPU before anything is mapped executable."""
     from specc.errors import ArtifactError

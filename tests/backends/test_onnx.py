@@ -275,7 +275,7 @@ def test_quantised_weights_are_refused(tmp_path: Path) -> None:
         WeightFiles(WeightStore({"w": packed}), tmp_path).initializer("w")
 
 
-def test_a_program_without_phase_4_is_refused(tmp_path: Path) -> None:
+def test_a_program_without_phase_4_is_refused() -> None:
     with pytest.raises(BackendError, match="SPECC-E0425"):
         lower.graphs_of(toy.after("fuse-round"))
     assert Device().as_json() == {"type": "cpu", "arch": "x86_64", "isa": "x86-64-v3"}

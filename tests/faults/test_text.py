@@ -281,9 +281,7 @@ def test_b60_ids_that_no_token_has(windowed: Artifact, engine: Artifact) -> None
                     spoken(session, [3])
 
 
-def test_b80_a_prompt_at_once_or_token_by_token(
-    engine: Artifact, windowed: Artifact, tmp_path: Path
-) -> None:
+def test_b80_a_prompt_at_once_or_token_by_token(engine: Artifact, windowed: Artifact) -> None:
     """prefill(n) and n times decode(1) leave the same state, to the bit."""
     for artifact in (engine, windowed):
         prompt = LONG[:40]

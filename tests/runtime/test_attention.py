@@ -168,7 +168,7 @@ def test_caches_of_half_precision_are_widened(models, rng, shape):
     assert len(results) == 1
 
 
-def test_halves_are_rounded_to_nearest_even(model, rng):
+def test_halves_are_rounded_to_nearest_even(model):
     x = np.array(
         [1, 1 + 2**-11, 1 + 3 * 2**-11, -65519, 65520, 1e-8, 3e-8, np.nan, np.inf], np.float32
     )

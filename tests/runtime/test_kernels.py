@@ -341,7 +341,7 @@ def test_accept_and_nan(model, rng):
         run_accept(model, [0, 0, 0], logits, 0, -1, 0, 40)
 
 
-def test_sampling_has_the_softmax_law(model, rng):
+def test_sampling_has_the_softmax_law(model):
     """Over 20000 positions the tokens' frequencies pass a chi-square test."""
     logits = np.array([[2.0, 0.0, -1.0, 1.0, 0.5, -3.0]], np.float32)
     for temperature in (0.5, 1.0, 2.0):

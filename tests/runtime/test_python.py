@@ -15,7 +15,7 @@ import pytest
 
 from specc.errors import ArtifactError, RequestError
 from specc.runtime import ADAPTIVE, Artifact, native
-from specc.runtime.session import AT_ONCE
+from specc.runtime.session import AT_ONCE, Session
 from specc.runtime.stats import LengthStats, PositionStats, Stats
 from tests.conftest import artifact_of
 from tests.runtime.manifests import document
@@ -300,6 +300,21 @@ def test_an_oracle_drafter_is_always_accepted(tiny_artifact: Path) -> None:
         assert len(list(session.iterate())) == 20
 
 
+def test_what_was_given_back_leaves_rounds_to_the_engine(
+    tiny_artifact: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then `generate` asks for many tokens at once again, not for each."""
+    with Artifact.load(tiny_artifact) as artifact, artifact.session() as session:
+        session.configure(max_tokens=6, ignore_eos=True)
+        session.set_drafter(lambda committed, k: [])
+        session.set_mask(lambda new, drafts, rows: len(rows))
+        session.append(PROMPT)
+        session.set_drafter(None)
+        session.set_mask(None)
+        monkeypatch.setattr(Session, "next", lambda self: pytest.fail("asked for one token"))
+        assert len(session.generate()) == 6
+
+
 def test_what_a_drafter_raises_reaches_the_caller(tiny_artifact: Path) -> None:
     def broken(committed: list[int], k: int) -> list[int]:
         raise ZeroDivisionError(f"{len(committed)} {k}")
@@ -333,7 +348,7 @@ def test_a_drafter_that_misbehaves(tiny_artifact: Path, bad: list[int]) -> None:
     [
         ("nonsense", 1), ("max_tokens", -1), ("num_speculative_tokens", 3), ("temperature", -0.5),
         ("temperature", float("nan")), ("max_tokens", 1.5), ("seed", 1 << 70), ("ignore_eos", 2),
-        ("draft_depth", 3),
+        ("draft_depth", 3), ("max_tokens", float("nan")), ("max_tokens", float("inf")), ("temperature", 10**400),
     ],
 )  # fmt: skip
 def test_options_are_checked(tiny_artifact: Path, name: str, value: float) -> None:
@@ -345,7 +360,8 @@ def test_options_are_checked(tiny_artifact: Path, name: str, value: float) -> No
 
 def test_prompts_are_checked(tiny_artifact: Path) -> None:
     with Artifact.load(tiny_artifact) as artifact, artifact.session() as session:
-        for ids, code in (([], "E0607"), ([-1], "E0602"), ([10**9], "E0602"), (["a"], "E0602")):
+        for ids, code in (([], "E0607"), ([-1], "E0602"), ([10**9], "E0602"), (["a"], "E0602"),
+                          ([1 << 64], "E0602"), ([1.0], "E0602"), (["1"], "E0602")):  # fmt: skip
             with pytest.raises(RequestError, match=code):
                 session.append(ids)  # type: ignore[arg-type]
         with pytest.raises(RequestError, match="E0607"):

@@ -72,7 +72,7 @@ def _beside(method: str) -> Iterator[Pipeline]:
 def find_pass(name: str, method: str, *, beside: bool = False) -> type[Pass]:
     """The pass called `name` in the pipeline of `method`; raises UsageError (SPECC-E0110) if there is none.
 
-    `beside`: also among passes that make a drafter ready, or pieces for MLC; `specc opt` explains, but does not run them.
+    `beside`: also among passes that make a drafter ready, or pieces for MLC, which opt explains but does not run.
     """
     searched = [pipeline_of(method, every=True)]
     # Checkpoints of several kinds may go by one method: P-EAGLE's are of eagle3.

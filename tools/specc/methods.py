@@ -15,6 +15,7 @@ from specc.errors import ModelError
 from specc.ir import DynamicTree, StaticTree, Tree
 from specc.ir.importers.drafters import DrafterCheckpoint
 from specc.ir.importers.source import ImportedModel, load_model
+from specc.ir.importers.token_bytes import vocabulary
 from specc.ir.sharding import Way
 from specc.ir.types import HALVES
 from specc.method_table import STRUCTURE, TRAINED
@@ -149,8 +150,9 @@ def _draft_model(
     if request.translate_tokens:
         with progress.phase("compare the two vocabularies"):
             translate = translation(imported, drafter)
-        common, count = sum(i >= 0 for i in translate.said), len(translate.said)
-        why = (f"the drafter can say {common} of the model's {count} tokens",)
+        why = (
+            f"the drafter can say {translate.common} of the model's {len(translate.said)} tokens",
+        )
     with progress.phase("rewrite the drafter"):
         program = pipelines.drafter_model(shape, translate)(drafter.program)
     return Choice(pipelines.draft_model(shape, program), why)
@@ -203,13 +205,10 @@ def _vocabulary(model: ImportedModel) -> dict[int, str] | None:
     if model.tokenizer_json is None:
         return None
     tokenizer = json.loads(model.tokenizer_json)
-    vocabulary = tokenizer["model"].get("vocab", {})
-    pairs = (
-        enumerate(p[0] for p in vocabulary)
-        if isinstance(vocabulary, list)
-        else ((i, t) for t, i in vocabulary.items())
-    )
-    return {**dict(pairs), **{t["id"]: t["content"] for t in tokenizer.get("added_tokens", [])}}
+    return {
+        **vocabulary(tokenizer),
+        **{t["id"]: t["content"] for t in tokenizer.get("added_tokens", [])},
+    }
 
 
 def _trained(

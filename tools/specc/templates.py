@@ -57,11 +57,11 @@ class ChatTemplate:
         return cls(source, {n: t for n, t in tokens.items() if t is not None}, where)
 
     def takes(self, name: str) -> bool:
-        """Whether it reads the variable `name`: `tools`, say. Raises RequestError (SPECC-E0107) if it is no template."""
+        """Whether it reads the variable `name`: `tools`, say. Raises RequestError (SPECC-E0107) if it is broken."""
         environment = _environment()
         from jinja2 import meta
 
-        with self._refusals("the chat template cannot be read"):
+        with self._refusals():
             return name in meta.find_undeclared_variables(environment.parse(self.source))
 
     def render(
@@ -73,7 +73,7 @@ class ChatTemplate:
 
         pieces: list[str] = []
         length = 0
-        with self._refusals("the chat template refused the conversation"):
+        with self._refusals():
             context = {
                 "messages": [dict(m) for m in messages], "tools": tools, "documents": None,
                 "add_generation_prompt": add_generation_prompt, **self.tokens,
@@ -86,7 +86,7 @@ class ChatTemplate:
         return "".join(pieces)
 
     @contextmanager
-    def _refusals(self, what: str) -> Iterator[None]:
+    def _refusals(self) -> Iterator[None]:
         """What a template may raise, as RequestError (SPECC-E0107)."""
         from jinja2.exceptions import TemplateError
 
@@ -95,7 +95,8 @@ class ChatTemplate:
         except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError,
                 AttributeError, RecursionError) as error:  # fmt: skip
             raise RequestError(
-                "SPECC-E0107", what, where=self.where, found=str(error) or type(error).__name__,
+                "SPECC-E0107", "the chat template refused the conversation", where=self.where,
+                found=str(error) or type(error).__name__,
                 cure="leave --system out, or continue plain text with: specc run ART --prompt TEXT",
             ) from error  # fmt: skip
 

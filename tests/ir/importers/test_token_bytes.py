@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
+from specc.errors import ModelError
 from specc.ir.importers.token_bytes import token_bytes
 
 TEXT = "caf\u00e9 \u6771\U0001f642  two\n spaces"
@@ -54,6 +55,13 @@ def test_bytes_of_a_texts_tokens_are_the_text(make: object) -> None:
     ids = tokenizer.encode(TEXT, add_special_tokens=False).ids
     assert b"".join(found.text[i] for i in ids) == TEXT.encode()
     assert any(len(found.text[i]) > 1 for i in ids)
+
+
+def test_a_pattern_is_refused() -> None:
+    tokenizer = byte_fallback()
+    tokenizer.decoder = decoders.Replace(Regex("\u2581+"), " ")
+    with pytest.raises(ModelError, match="SPECC-E0231"):
+        token_bytes(tokenizer.to_str())
 
 
 def test_special_tokens_are_names() -> None:

@@ -22,8 +22,6 @@ class Workspace {
   const std::shared_ptr<Artifact>& artifact() const { return artifact_; }
   size_t texts() const { return taken_.size(); }
   bool batched() const { return texts() > 1; }
-  // Rows of the longest score, over all texts.
-  size_t most_rows() const { return most_rows_; }
   State& state() { return state_; }
   Inputs& inputs() { return inputs_; }
   Frame& frame() { return frame_; }
@@ -36,7 +34,7 @@ class Workspace {
   friend class Place;
 
   std::shared_ptr<Artifact> artifact_;
-  const size_t most_rows_;
+  const size_t most_rows_;  // of the longest score, over all texts
   State state_;
   Inputs inputs_;
   Frame frame_;
