@@ -68,6 +68,12 @@ const specc_device* specc_model_device(void);
 /* And this, if it wants to know them: `weight` is a view of a weight, whose memory never changes. */
 void specc_model_weight(specc_tensor* weight);
 
+/* And these, if what a session holds is one piece of memory on the device too: all states that are placed between the two
+ * calls have their views in `memory`, and lie as far from its beginning on the device as there. The end comes after the
+ * release of the views. */
+int32_t specc_model_arena(const void* memory, int64_t bytes);
+void specc_model_arena_end(const void* memory);
+
 #ifdef __cplusplus
 }
 #endif

@@ -29,19 +29,23 @@ def test_a_trained_drafter_of_halves_is_believed_as_far_as_it_knows(
 ) -> None:
     """Drafts are wrong where the drafter is made so, and nowhere else. A file of bf16 gives products of bf16.
 
-    It is code for an A100, where other tests have an H100's.
+    It is code for an A100, where other tests have an H100's, and its arena is split as asked.
     """
     wrong = {7}
     knowing_drafters.target().to(torch.bfloat16).save_pretrained(tmp_path / "model")
     drafter = knowing_drafters.MAKERS["eagle3"](tmp_path / "drafter", wrong)
     artifact = compiled_for(
         "sm_80", tmp_path / "model", tmp_path, "eagle3", drafter=str(drafter), max_model_len=32, prefill_chunk=8,
-        num_speculative_tokens=(0, 4),
+        num_speculative_tokens=(0, 4), kv_arena="30:70",
     )  # fmt: skip
     manifest = Manifest.read(artifact)
     assert manifest.cuda is not None
     assert manifest.cuda.functions["round_4"].waits == 1
     assert manifest.approximations == ("bf16 products", "bf16 caches")
+    assert manifest.arena is not None
+    (plan,) = manifest.arena.plans
+    zones = {z.name: z.bytes for z in plan.zones}
+    assert zones["drafter"] / (zones["drafter"] + zones["target"]) == pytest.approx(0.3, abs=0.05)
     of = {arch for arch, _ in cubins((artifact / "model.so").read_bytes())}
     assert of == {80}
     text = [9]

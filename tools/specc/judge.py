@@ -256,7 +256,7 @@ _DEVICES: Mapping[str, Limits] = {
     "cpu": {"dtype": ("auto", "f32"), "opset": (0,), "verify_graphs": ("auto",)},
     CUDA: {
         "isa": OF_X86, "static": (False,), "max_num_seqs": (1,), "quant": tuple(q for q in QUANTS if q != "bf16"),
-        "kv_arena": ("auto",), "opset": (0,), "draft_vocab_size": (0,), "verify_graphs": ("auto",),
+        "opset": (0,), "verify_graphs": ("auto",),
     },
     ONNX: _GRAPHS,
     ASCEND: _GRAPHS,

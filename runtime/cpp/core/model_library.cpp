@@ -90,6 +90,8 @@ ModelLibrary::ModelLibrary(SharedObject object, const Source& source, const std:
   using DeviceEntryPoint = const specc_device* (*)();
   if (const auto entry = reinterpret_cast<DeviceEntryPoint>(object_.symbol("specc_model_device"))) device_ = entry();
   weight_ = reinterpret_cast<decltype(weight_)>(object_.symbol("specc_model_weight"));
+  arena_ = reinterpret_cast<decltype(arena_)>(object_.symbol("specc_model_arena"));
+  arena_end_ = reinterpret_cast<decltype(arena_end_)>(object_.symbol("specc_model_arena_end"));
   if (device_ == nullptr) return;
   if (source.directory().empty()) {
     throw Error(Code::ModelRefused, "an artifact for a device is loaded from a folder")
@@ -106,6 +108,13 @@ ModelLibrary::~ModelLibrary() {
   // Someone may have opened the same file since our count fell to zero; then the place is theirs.
   const auto found = known.open.find(object_.identity());
   if (found != known.open.end() && found->second.expired()) known.open.erase(found);
+}
+
+void ModelLibrary::begin_arena(const void* memory, int64_t bytes) const {
+  if (arena_ == nullptr || arena_(memory, bytes) == 0) return;
+  throw Error(Code::Memory, "the device has no room for a session's state")
+      .expected(std::to_string(bytes) + " bytes")
+      .told(api_->error());
 }
 
 void ModelLibrary::place(const std::string& name, specc_tensor* state) const {

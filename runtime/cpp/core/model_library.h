@@ -28,6 +28,12 @@ class ModelLibrary {
   const specc_model& api() const { return *api_; }
   // Says that `state`, a view of the buffer `name`, is a session's. Throws Error(Memory). The caller holds the turn.
   void place(const std::string& name, specc_tensor* state) const;
+  // Says that states which are placed next lie in `memory`, and that none is left there. Throws Error(Memory) at its
+  // beginning. The caller holds the turn.
+  void begin_arena(const void* memory, int64_t bytes) const;
+  void end_arena(const void* memory) const noexcept {
+    if (arena_end_ != nullptr) arena_end_(memory);
+  }
   // Says that `view` is one of a weight. The caller holds the turn.
   void keep(specc_tensor* view) const {
     if (weight_ != nullptr) weight_(view);
@@ -50,6 +56,8 @@ class ModelLibrary {
   const specc_model* api_ = nullptr;
   const specc_device* device_ = nullptr;
   void (*weight_)(specc_tensor*) = nullptr;
+  int32_t (*arena_)(const void*, int64_t) = nullptr;
+  void (*arena_end_)(const void*) = nullptr;
   std::unordered_map<std::string, int32_t> entries_;
   Pool pool_;
   specc_host host_{};

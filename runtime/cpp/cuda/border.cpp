@@ -5,6 +5,7 @@
 #include <new>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "gpu.h"
 #include "recorded.h"
@@ -78,16 +79,29 @@ int32_t open_gpu(const char*) {
   return recorded([&] { gpu = new Gpu(ordinal(), specc_cuda_arch); });
 }
 
+// What a session holds: one piece of the GPU's memory, laid out as the engine's own, which nobody touches.
+struct Arena {
+  const char* host;
+  Block* block;
+};
+std::vector<Arena> arenas;
+
+void forget_part(void* part) { delete static_cast<Block*>(part); }
+
 // Every state lies on the GPU. Nobody reads it here: its `fetch` stays empty.
-int32_t place(const char*, Tensor* state) {
+int32_t place(const char* name, Tensor* state) {
   clear_error();
   return recorded([&] {
-    gpu->enter();
-    Block* block = gpu->take(bytes_of(state));
-    state->storage->data = nullptr;  // for nobody to read
-    state->storage->device = block;
-    state->storage->forget = forget_block;
-    gpu->zero(*block);
+    const char* const here = state->storage->data;
+    for (const Arena& arena : arenas) {
+      const size_t offset = static_cast<size_t>(here - arena.host), bytes = bytes_of(state);
+      if (here < arena.host || offset + bytes > arena.block->bytes) continue;
+      state->storage->device = new Block{arena.block->at + offset, bytes, bytes, nullptr};
+      state->storage->forget = forget_part;
+      state->storage->data = nullptr;  // for nobody to read
+      return;
+    }
+    throw Error(Code::Compute, "a session's state lies in no arena").where(name);
   });
 }
 
@@ -244,6 +258,26 @@ int32_t specc_cuda_launch(CUfunction kernel, uint32_t x, uint32_t y, uint32_t z,
 }
 
 __attribute__((visibility("default"))) const specc_device* specc_model_device(void) { return &specc::kDevice; }
+
+__attribute__((visibility("default"))) int32_t specc_model_arena(const void* memory, int64_t bytes) {
+  specc::clear_error();
+  return specc::recorded([&] {
+    gpu->enter();
+    specc::arenas.reserve(specc::arenas.size() + 1);
+    specc::Block* block = gpu->take(static_cast<size_t>(bytes));
+    specc::arenas.push_back({static_cast<const char*>(memory), block});
+    gpu->zero(*block);
+  });
+}
+
+__attribute__((visibility("default"))) void specc_model_arena_end(const void* memory) {
+  for (auto arena = specc::arenas.begin(); arena != specc::arenas.end(); ++arena) {
+    if (arena->host != memory) continue;
+    gpu->give(arena->block);
+    specc::arenas.erase(arena);
+    return;
+  }
+}
 
 __attribute__((visibility("default"))) void specc_model_weight(specc_tensor* view) { view->storage->constant = true; }
 }

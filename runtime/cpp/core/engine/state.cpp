@@ -66,6 +66,7 @@ State::Mapping State::map(const ArenaPlan& plan) const {
   }
   const Turn turn(library_.turn());
   try {
+    library_.begin_arena(mapping.memory, plan.bytes);
     for (const ZoneSpec& zone : plan.zones) {
       for (const Placed& each : zone.buffers) view(mapping, plan, each);
     }
@@ -90,6 +91,7 @@ void State::drop(Mapping& mapping, const ArenaPlan& plan) const noexcept {
   for (specc_tensor* view : mapping.views) {
     if (view != nullptr) library_.api().release(view);
   }
+  library_.end_arena(mapping.memory);
   ::munmap(mapping.memory, static_cast<size_t>(plan.bytes));
 }
 
