@@ -107,7 +107,7 @@ class Session(Owned):
                     cure="give numbers by token id to logit_bias alone",
                 )  # fmt: skip
             ids = native.id_array(value.keys(), len(value))
-            bias = (c.c_float * len(value))(*value.values())
+            bias = (c.c_float * len(value))(*(_converted(float, name, v) for v in value.values()))
             self._check(library.specc_session_set_logit_bias(self.handle, ids, bias, len(value)))
             return
         if isinstance(value, Sequence):

@@ -190,7 +190,7 @@ def test_what_a_mask_raises_is_raised(ngram: Artifact) -> None:
         assert len(list(session.iterate())) == 3
         for name, value in (
             ("top_p", 0.0), ("top_k", -2), ("acceptance_rule", "typical"), ("bias", {3: 1.0}),
-            ("banned", [1]), ("logit_bias", {1 << 20: 1.0}),
+            ("banned", [1]), ("logit_bias", {1 << 20: 1.0}), ("logit_bias", {1: "x"}),
         ):  # fmt: skip
             with pytest.raises(RequestError, match=r"SPECC-E060[12]"):
                 session.set(name, value)

@@ -171,6 +171,8 @@ def test_prints_the_program(capsys: pytest.CaptureFixture[str], model: str) -> N
     assert "cached_attention" in stopped
     _, printed = opt(capsys, model, *SMALL, "--print-after", "make-stateful")
     assert printed == stopped
+    code, out = opt(capsys, model, *SMALL, "--print-after", "build-score", "--json")
+    assert (code, json.loads(out)["error"]["code"]) == (2, "SPECC-E0110")
 
 
 def test_dumps_every_stage(capsys: pytest.CaptureFixture[str], model: str, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from specc.errors import RequestError
+from specc.errors import ArtifactError, RequestError
 from specc.templates import ChatTemplate
 
 CHATML = (
@@ -124,3 +124,11 @@ def test_none_is_a_coded_error(tmp_path: Path) -> None:
     for artifact in (tmp_path, write(tmp_path, {"bos_token": "<s>"})):
         with pytest.raises(RequestError, match="SPECC-E0620"):
             ChatTemplate.of_artifact(artifact)
+
+
+@pytest.mark.parametrize(
+    "files", [{"chat_template.jinja": b"\xff"}, {"tokenizer_config.json": b"{"}]
+)
+def test_a_damaged_file_is_a_coded_error(files: dict[str, bytes]) -> None:
+    with pytest.raises(ArtifactError, match="SPECC-E0502"):
+        ChatTemplate.of_files(files, "here")

@@ -47,7 +47,7 @@ class ChatTemplate:
         config = _read_config(files.get("tokenizer_config.json", b"{}"), where)
         tokens = {n: _token_text(config.get(n)) for n in _SPECIAL_TOKENS}
         own = files.get("chat_template.jinja")
-        source = _default(config.get("chat_template")) if own is None else own.decode("utf-8")
+        source = _default(config.get("chat_template")) if own is None else _decoded(own, where)
         if source is None:
             raise RequestError(
                 "SPECC-E0620", "the model came without a chat template", where=where,
@@ -175,14 +175,25 @@ def _strftime_now(form: str) -> str:
     return datetime.now().strftime(str(form)[:200])
 
 
+def _decoded(content: bytes, where: str) -> str:
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise _damaged(f"{where}/chat_template.jinja", str(error)) from error
+
+
+def _damaged(where: str, found: str) -> ArtifactError:
+    return ArtifactError(
+        "SPECC-E0502", "a tokenizer file is damaged", where=where, found=found,
+        cure="copy the artifact again",
+    )  # fmt: skip
+
+
 def _read_config(content: bytes, where: str) -> dict[str, Any]:
     try:
         config = json.loads(content)
     except ValueError as error:
-        raise ArtifactError(
-            "SPECC-E0502", "a tokenizer file is damaged", where=f"{where}/tokenizer_config.json",
-            found=str(error), cure="copy the artifact again",
-        ) from error  # fmt: skip
+        raise _damaged(f"{where}/tokenizer_config.json", str(error)) from error
     return config if isinstance(config, dict) else {}
 
 

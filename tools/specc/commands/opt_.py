@@ -11,6 +11,7 @@ from cyclopts import Parameter
 
 from specc import flags, output
 from specc.commands.compile_flags import OptFlags, request_of
+from specc.errors import UsageError
 from specc.flags import Json, Switch
 from specc.method_table import METHODS
 from specc.progress import JsonProgress, Progress, TerminalProgress
@@ -87,6 +88,11 @@ def main(
 
     stages = _Stages(dump_dir, print_after)
     program = build_program(request, progress, until=stop_after, instruments=(stages,))
+    if print_after is not None and print_after not in (ran := [s["pass"] for s in stages.seen]):
+        raise UsageError(
+            "SPECC-E0110", f"the pass {print_after} does not run with these flags", expected=", ".join(ran),
+            cure="name one of these, or the flags that ask for it",
+        )  # fmt: skip
     text = stages.kept if print_after is not None else str(program)
     if json:
         output.emit({"method": method, "program": text, "stages": stages.seen})
