@@ -78,7 +78,7 @@ def attend(graph: fx.Graph, given: Attended, masks: Masks, meta: dict[str, Any])
     """[T, Hq, Dv], appended where the graph inserts.
 
     Heads that share keys are rows of one product, so nothing is repeated; scores of cache and call are
-    computed apart and joined, so the cache is not copied. Softmax is in f32.
+    computed apart and joined, so the cache is not copied, where they lie apart. Softmax is in f32.
     """
     op, sizes = _Writer(graph, meta), _Sizes.of(given)
     given = _alike(op, given, sizes)

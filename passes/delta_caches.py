@@ -24,7 +24,7 @@ from specc.ir.infer import infer_types
 from specc.ir.program import Function
 from specc.ir.types import DTYPES, TensorType
 from specc.passes.attend import Attended, Masks, attend
-from specc.passes.base import Pass, PassResult, need, promise
+from specc.passes.base import Pass, PassResult, need, promise, same
 from specc.passes.merge_leaves import graph_call, need_graphs
 
 aten = torch.ops.aten
@@ -80,9 +80,14 @@ class DeltaCaches(Pass):
         for function in list(program.functions.values()):
             call = graph_call(function)
             leaf = program.functions[str(call.target)] if call is not None else None
-            if call is None or leaf is None or not any(map(has_effect, leaf.graph.nodes)):
+            if call is None or leaf is None:
                 continue
             placed = self.in_place and function.role in (Role.PREFILL, Role.VERIFY)
+            if not any(map(has_effect, leaf.graph.nodes)):
+                masked = {n.name.startswith("mask_new") for n in leaf.inputs if "mask" in n.name}
+                if masked:
+                    same(f"in_place, of {function.name}", True not in masked, placed)
+                continue
             delta = _Delta(function, call, leaf, self.written_out, placed)
             program = program.replacing(*delta.functions())
             modified = True

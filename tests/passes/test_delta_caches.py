@@ -30,6 +30,7 @@ def test_caches_are_read_and_new_rows_returned() -> None:
     program = fixed(toy.decoder(layers=1))
     toy.assert_twice_is_once(DeltaCaches(), program)
     rewritten = DeltaCaches()(program).program
+    assert toy.refusal(DeltaCaches(in_place=True), rewritten).startswith("SPECC-E0334")
     assert_expected_inline(
         toy.text(program, "verify_2"),
         """\
