@@ -259,7 +259,7 @@ _DEVICES: Mapping[str, Limits] = {
         "opset": (0,), "verify_graphs": ("auto",),
     },
     ONNX: _GRAPHS,
-    ASCEND: _GRAPHS,
+    ASCEND: {**_GRAPHS, "kv_arena": ("auto",)},
 }  # fmt: skip
 _MLC: Limits = {
     "device": ("cpu",), "backend": (None, TVM), "tree": (None,), "host_drafter": (None,), "drafter_options": ({},),
