@@ -106,6 +106,13 @@ def results_of(graph: fx.Graph) -> tuple[fx.Node, ...]:
     return tuple(results) if isinstance(results, (tuple, list)) else (results,)  # type: ignore[arg-type,return-value]
 
 
+def retype(call: fx.Node, called: Function) -> None:
+    """Give `call`, and what is taken of it, the types of what `called` returns."""
+    call.meta["type"] = tuple(map(type_of, results_of(called.graph)))
+    for item in call.users:
+        item.meta["type"] = call.meta["type"][item.args[1]]
+
+
 def at_rows(type_: Any, rows: int | None) -> Any:
     """The type, tuple of types or None `type_` with `rows` in place of T; as it is for None."""
     if rows is None or type_ is None:

@@ -238,11 +238,12 @@ class _Delta:
         with graph.inserting_before(call):
             for (positions, rows, parents, written, window), masks in self.masks.items():
                 told = [given[positions], given[rows], *(given.get(n) for n in (parents, written))]
-                none = builder.op(ops.roots.default, told[1], type_=type_of(rows))
-                if parents is None and (written is not None or self.in_place):
-                    told[2] = none
-                if self.in_place:  # as if the call wrote no row, so that all are the cache's
-                    told[3] = none
+                if self.in_place or (parents is None and written is not None):
+                    none = builder.op(ops.roots.default, told[1], type_=type_of(rows))
+                    if parents is None:
+                        told[2] = none
+                    if self.in_place:  # as if the call wrote no row, so that all are the cache's
+                        told[3] = none
                 count = int(type_of(rows).shape[0])
                 types = (type_of(masks.old), TensorType("f32", (count, count)))
                 pair = builder.ops(ops.masks.default, *told, window, self.length, types=types)

@@ -10,7 +10,7 @@ from torch import fx
 from specc.errors import PassError
 from specc.ir import Role, SpeculativeProgram, TensorType
 from specc.ir.dialect import ops
-from specc.ir.graphs import Builder, copy_graph, results_of, type_of
+from specc.ir.graphs import Builder, copy_graph, results_of, retype, type_of
 from specc.ir.program import Function
 from specc.passes.base import Pass, PassResult, need, promise
 
@@ -91,9 +91,7 @@ def _round(function: Function, names: set[str], one: Function, rows: int) -> Fun
         with graph.inserting_before(call):
             call.args = tuple(_padded(builder, list(call.args), rows))
         call.target = one.name
-        call.meta["type"] = tuple(type_of(n) for n in results_of(one.graph))
-        for item in call.users:
-            item.meta["type"] = call.meta["type"][0]
+        retype(call, one)
     return Function(function.name, function.role, graph, function.outputs)
 
 

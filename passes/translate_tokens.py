@@ -10,7 +10,7 @@ from torch import fx
 
 from specc.errors import PassError
 from specc.ir import Role, SpeculativeProgram, Weight
-from specc.ir.graphs import Builder, copy_graph, results_of, type_of, weight_name
+from specc.ir.graphs import Builder, copy_graph, results_of, retype, type_of, weight_name
 from specc.ir.infer import infer_types
 from specc.ir.program import Function
 from specc.ir.types import TensorType
@@ -91,9 +91,7 @@ class TranslateTokens(Pass):
             leaf = program.functions[str(call.target)]
             if call.meta["part"] == "head":
                 new = call_with_rows(call, leaf, ids, SUFFIX, PLACES, program.weights, weights)
-                call.meta["type"] = tuple(map(type_of, results_of(new.graph)))
-                for item in call.users:
-                    item.meta["type"] = call.meta["type"][item.args[1]]
+                retype(call, new)
             elif tokens in call.args:
                 new = _reading(call, leaf, call.args.index(tokens), weights[READ].type)
             else:

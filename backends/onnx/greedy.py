@@ -22,9 +22,8 @@ def judged(plans: Sequence[Plan], graphs: Collection[str]) -> dict[Place, int]:
     for use in (u for p in plans for u in uses(p, graphs)):
         if use.source is None or use.user is None:
             continue
-        if (
-            use.user.entry == FIRST_ROWS
-        ):  # for whoever asks for logits, as if they were the plan's own
+        # (First rows are for whoever asks for logits, as if they were the plan's own.)
+        if use.user.entry == FIRST_ROWS:
             continue
         verdict = use.user.entry == "specc.accept" and use.place == 1
         found.setdefault(use.source, set()).add(use.user.attrs[0] if verdict else 0)

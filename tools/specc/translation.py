@@ -51,10 +51,8 @@ def translation(target: ImportedModel, drafter: ImportedModel) -> TranslateToken
             "SPECC-E0240", "target and drafter have too few tokens in common", expected=f"at least {least}",
             found=str(common), cure="choose another drafter",
         )  # fmt: skip
-    tokenizer, start = (
-        Tokenizer.from_str(drafter.tokenizer_json),
-        drafter.program.model.bos_token_id or 0,
-    )
+    tokenizer = Tokenizer.from_str(drafter.tokenizer_json)
+    start = drafter.program.model.bos_token_id or 0
     read = tuple(
         i if i >= 0 else _near(ours.text.get(t, b""), tokenizer, pieces, start) for t, i in enumerate(said)
     )  # fmt: skip
