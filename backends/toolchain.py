@@ -125,6 +125,12 @@ class Toolchain:
         calling = ("-O1", *(f for f in flags if f != "-O3"), f"-I{header.parent}")
         return Object(names + source, name, calling, header.read_text())
 
+    def launching(self, source: str, name: str) -> Object:
+        """A leaf that only launches what a GPU runs, on the runtime's folder `cuda`."""
+        own = (sources.INCLUDE, sources.CPP, sources.CPP / "cuda", sources.CPP / "model")
+        header = "".join(p.read_text() for p in sorted((sources.CPP / "cuda").glob("*.h")))
+        return Object(source, name, ("-O1", self.march, *(f"-I{p}" for p in own)), header)
+
     def kernels(self) -> list[Object]:
         """Specc's own kernels and the shim that leaves call."""
         folder = sources.CPP / "model"

@@ -72,11 +72,11 @@ class CudaBackend:
         return Lowered(
             files, plans, program.weights,
             {"torch": torch.__version__, "triton": TRITON, "compiler": chain.version},
-            cuda={**facts(device.gpu, texts, plans), "dtype": _dtype(program)},
+            cuda={**facts(device.gpu, launches_of(texts), kernels_in(texts), plans), "dtype": multiplied(program)},
         )  # fmt: skip
 
 
-def _dtype(program: SpeculativeProgram) -> str:
+def multiplied(program: SpeculativeProgram) -> str:
     """What matrices are of: one type, or f32 (the pass halve-products leaves no other)."""
     stored = {weight.type.dtype for weight in program.weights.values()}
     return next((dtype for dtype in HALVES if dtype in stored), "f32")
@@ -104,19 +104,29 @@ def cuda_table(used: list[Function], device: Device) -> str:
     )
 
 
-def facts(arch: str, texts: Mapping[str, str], plans: Mapping[str, Plan]) -> dict[str, object]:
-    """What the manifest says of the GPU's part. `launches` and `waits` are those of one call of a function."""
-    launches = {
+def launches_of(texts: Mapping[str, str]) -> dict[str, int]:
+    """Of each leaf that Inductor wrote, how many kernels a run launches."""
+    return {
         name: len(_LAUNCH.findall(text[text.index("::run_impl(") :]))
         for name, text in texts.items()
     }
-    kernels = sum(
+
+
+def kernels_in(texts: Mapping[str, str]) -> int:
+    """How many kernels these leaves have, all together."""
+    return sum(
         text.count("alignas(16) static const unsigned char cubin_") for text in texts.values()
     )
+
+
+def facts(
+    arch: str, launches: Mapping[str, int], kernels: int, plans: Mapping[str, Plan]
+) -> dict[str, object]:
+    """What the manifest says of the GPU's part. `launches` by leaf; those of `functions` are those of one call."""
     if not all(launches.values()):
         empty = next(n for n, count in launches.items() if not count)
         raise BackendError(
-            "SPECC-E0402", f"Inductor wrote no kernel for {empty}", where=empty, cure="report the model"
+            "SPECC-E0402", f"no kernel was written for {empty}", where=empty, cure="report the model"
         )  # fmt: skip
     calls = {
         name: {

@@ -106,13 +106,16 @@ class Converter:
         else:
             self.values[node] = result
 
-    def refuse(self, what: str) -> BackendError:
-        """The error for the operation at hand."""
+    def where(self) -> str:
+        """The leaf, and what in the model the operation at hand comes from."""
         node = self._node
         origin = "" if node is None else str(node.meta.get("origin") or "")
+        return f"{self.function.name}{f': {origin}' if origin else ''}"
+
+    def refuse(self, what: str) -> BackendError:
+        """The error for the operation at hand."""
         return BackendError(
-            "SPECC-E0441", what, where=f"{self.function.name}{f': {origin}' if origin else ''}",
-            expected="operations in backends/tvm/conversions.py",
+            "SPECC-E0441", what, where=self.where(), expected="operations in backends/tvm/conversions.py",
             cure="use --backend inductor, and report the model's architecture",
         )  # fmt: skip
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -81,15 +82,28 @@ def lowered(function: Function, isa: str) -> Kernels:
 
     Raises BackendError: SPECC-E0441 for an operation without a form, E0442 where TVM fails, E0443 for a lost write.
     """
-    try:
+    return lowered_for(target(isa), function, Converter, inlined)
+
+
+def lowered_for(
+    target: Any, function: Function, converter: type[Converter], scheduled: Callable[[Any], Any]
+) -> Kernels:
+    """The kernels of a leaf for any target: what operations become there, and how TVM's own kernels are scheduled."""
+    with told(function.name), target:
         function = typed(function)
-        with target(isa):
-            module = _PASSES(Converter(function).module())
-        return _Walk(function, module).kernels()
+        module = _PASSES(converter(function).module())
+        return _Walk(function, module, scheduled).kernels()
+
+
+@contextmanager
+def told(where: str) -> Iterator[None]:
+    """Within it, what TVM fails with becomes a BackendError (SPECC-E0442)."""
+    try:
+        yield
     except SpeccError:
         raise
     except Exception as error:
-        raise _failed(function.name, error) from error
+        raise _failed(where, error) from error
 
 
 def typed(function: Function) -> Function:
@@ -101,11 +115,9 @@ def typed(function: Function) -> Function:
 
 def compile_kernels(kernels: Kernels, isa: str, path: Path) -> None:
     """Write the object file `path`. Raises BackendError (SPECC-E0442) where TVM fails."""
-    try:
+    with told(kernels.name):
         built = tvm.tirx.build(kernels.module, target=target(isa))
         built.write_to_file(str(path), "o")
-    except Exception as error:
-        raise _failed(kernels.name, error) from error
 
 
 def _failed(name: str, error: Exception) -> BackendError:
@@ -119,8 +131,8 @@ def _failed(name: str, error: Exception) -> BackendError:
 class _Walk:
     """From the bindings of the lowered function to steps."""
 
-    def __init__(self, function: Function, module: Any) -> None:
-        self.function, self.module = function, module
+    def __init__(self, function: Function, module: Any, scheduled: Callable[[Any], Any]) -> None:
+        self.function, self.module, self.scheduled = function, module, scheduled
         self.values = [type_of(n) for n in function.inputs]
         self.numbers: dict[Any, tuple[int, ...]] = {}
         self.steps: list[Step] = []
@@ -212,7 +224,7 @@ class _Walk:
         named = {}
         for name, function in found.items():
             symbol = self.prefix + name
-            named[symbol] = inlined(function).with_attr("global_symbol", symbol)
+            named[symbol] = self.scheduled(function).with_attr("global_symbol", symbol)
         return tvm.IRModule(named)
 
 

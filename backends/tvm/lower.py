@@ -40,8 +40,12 @@ class TvmBackend:
         """Write model.so, lib/libspecc.so and include/specc.h under `into`.
 
         Raises BackendError: SPECC-E0441 for an operation that has no form in TVM, by name, E0442 where TVM fails,
-        E0443 for a lost write to state, E0403/E0404 for the C++ compiler.
+        E0443 for a lost write to state, E0403/E0404 for the C++ compiler; for a GPU what `gpu.lower` raises.
         """
+        if device.gpu:
+            from specc.backends.tvm.gpu.lower import lower
+
+            return lower(program, into, device, progress)
         if slow := unpacked(program):
             shown = ", ".join(slow[:3]) + (", ..." if len(slow) > 3 else "")
             progress.note(f"slow products: {len(slow)} matrices cannot be packed ({shown})")

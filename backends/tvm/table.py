@@ -27,13 +27,13 @@ def leaf_table(leaves: Sequence[Kernels], isa: str) -> str:
 
 
 def _leaf(number: int, leaf: Kernels) -> str:
-    drops = _drops(leaf)
+    dropped = drops(leaf)
     lines = [
         f"const specc::KernelValue values{number}[] = {{{', '.join(map(_value, leaf.values))}}};"
     ]
     lines.append(f"const uint8_t written{number}[] = {{{_listed(map(int, leaf.written))}}};")
     steps = []
-    for index, (step, drop) in enumerate(zip(leaf.steps, drops, strict=True)):
+    for index, (step, drop) in enumerate(zip(leaf.steps, dropped, strict=True)):
         name = f"{number}_{index}"
         lines.append(
             f"const int32_t args{name}[] = {{{_listed(step.args)}}}, drop{name}[] = {{{_listed(drop)}}};"
@@ -60,14 +60,14 @@ def _leaf(number: int, leaf: Kernels) -> str:
     return "\n".join(lines)
 
 
-def _drops(leaf: Kernels) -> list[list[int]]:
+def drops(leaf: Kernels) -> list[list[int]]:
     """After each step, the values made on the way that nothing reads any more."""
     last = {value: index for index, step in enumerate(leaf.steps) for value in step.args}
-    drops: list[list[int]] = [[] for _ in leaf.steps]
+    dropped: list[list[int]] = [[] for _ in leaf.steps]
     for value, index in last.items():
         if value >= leaf.inputs and value not in leaf.outputs:
-            drops[index].append(value)
-    return drops
+            dropped[index].append(value)
+    return dropped
 
 
 def _listed(numbers: object) -> str:

@@ -397,7 +397,6 @@ def test_another_torch_or_triton_is_refused_by_what_it_lost(
         ({"opset": 15}, "--opset 15"),
         ({"static": True}, "has no --static"),
         ({"max_num_seqs": 2}, "has no --max-num-seqs 2"),
-        ({"backend": "tvm"}, "--backend tvm"),
         ({"method": "layerskip", "host_drafter": "ngram"}, "--host-drafter"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

@@ -171,7 +171,7 @@ def _cuda() -> Check:
     except OSError:
         driver = "no NVIDIA driver"
     nvcc = shutil.which("nvcc")
-    text = f"{compiles}; to run: {driver}" + (f"; {nvcc} (not needed)" if nvcc else "")
+    text = f"{compiles}; to run: {driver}" + (f"; {nvcc}, for --backend tvm" if nvcc else "")
     return Check("cuda", Status.INFO, text, "" if found == TRITON else hint)
 
 

@@ -119,7 +119,7 @@ def _absolute(model: str) -> str:
 
 
 BACKENDS = {
-    "inductor": ("cpu",), TVM: ("cpu",), REFERENCE: ("cpu",), CUDA: (CUDA,), ONNX: (ONNX, ASCEND),
+    "inductor": ("cpu",), CUDA: (CUDA,), ONNX: (ONNX, ASCEND), TVM: ("cpu", CUDA), REFERENCE: ("cpu",),
 }  # fmt: skip
 """The kinds of device that each compiles for; the first for a device is the one that nobody need name."""
 

@@ -94,7 +94,9 @@ void Gpu::close() noexcept {
   if (stream_ != nullptr) cuda_.cuStreamSynchronize(stream_);
   launches_.clear(cuda_);
   drop_free();
-  for (CUmodule module : modules_) cuda_.cuModuleUnload(module);
+  for (const auto& [code, module] : modules_) {
+    if (module != nullptr) cuda_.cuModuleUnload(module);
+  }
   if (pinned_ != nullptr) cuda_.cuMemFreeHost(pinned_);
   if (stream_ != nullptr) cuda_.cuStreamDestroy_v2(stream_);
   cuda_.cuDevicePrimaryCtxRelease_v2(device_);
@@ -204,10 +206,9 @@ void Gpu::fetch(void* const* to, const CUdeviceptr* from, const size_t* bytes, i
 }
 
 CUfunction Gpu::load(const void* cubin, const char* kernel, uint32_t shared_bytes) {
-  CUmodule module = nullptr;
+  CUmodule& module = modules_[cubin];
   CUfunction function = nullptr;
-  check(cuda_.cuModuleLoadData(&module, cubin), "cuModuleLoadData", kernel);
-  modules_.push_back(module);
+  if (module == nullptr) check(cuda_.cuModuleLoadData(&module, cubin), "cuModuleLoadData", kernel);
   check(cuda_.cuModuleGetFunction(&function, module, kernel), "cuModuleGetFunction", kernel);
   if (shared_bytes > 0) {
     check(cuda_.cuFuncSetAttribute(function, kDynamicSharedBytes, static_cast<int>(shared_bytes)), "cuFuncSetAttribute",

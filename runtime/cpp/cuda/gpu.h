@@ -1,5 +1,6 @@
 // One GPU: its context, one stream that everything runs on in order, and memory that is asked for once and kept.
 #pragma once
+#include <map>
 #include <set>
 #include <utility>
 #include <vector>
@@ -64,7 +65,7 @@ class Gpu {
   CUstream stream_ = nullptr;
   char* pinned_ = nullptr;
   size_t pinned_used_ = 0;
-  std::vector<CUmodule> modules_;
+  std::map<const void*, CUmodule> modules_;  // by their code
   std::set<std::pair<size_t, CUdeviceptr>> free_;  // by size
   Launches launches_;
 };

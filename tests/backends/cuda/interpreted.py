@@ -1,4 +1,6 @@
-"""Plays an artifact for CUDA on a double of the driver, its kernels by Triton's interpreter. A program of its own:
+"""Plays an artifact for CUDA on a double of the driver, Triton's kernels by its interpreter, TVM's compiled here.
+
+A program of its own:
 
 TRITON_INTERPRET=1 python -m tests.backends.cuda.interpreted FOLDER LIBCUDA < JSON > JSON
 """
@@ -78,7 +80,12 @@ class Gpu:
         if self.failure is not None:
             return
         try:
-            kernel, entry = self._kernel(cubin)
+            key = hashlib.sha256(_elf(cubin)).hexdigest()
+            if library := self.index[key].get("library"):
+                run = getattr(c.CDLL(str(self.kernels / library)), f"run_{name.decode()}")
+                run(grid, arguments)
+                return
+            kernel, entry = self._kernel(cubin, key)
             values: dict[str, Any] = {}
             place = 0
             for argument, type_ in entry["signature"].items():
@@ -91,9 +98,8 @@ class Gpu:
         except BaseException as error:
             self.failure = error
 
-    def _kernel(self, cubin: int) -> tuple[Any, dict[str, Any]]:
+    def _kernel(self, cubin: int, key: str) -> tuple[Any, dict[str, Any]]:
         if cubin not in self.loaded:
-            key = hashlib.sha256(_elf(cubin)).hexdigest()
             spec = importlib.util.spec_from_file_location(
                 f"kernel_{key}", self.kernels / f"kernel_{key}.py"
             )

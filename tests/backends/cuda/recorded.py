@@ -1,4 +1,4 @@
-"""Compiles artifacts for CUDA and remembers the source of each kernel by its cubin."""
+"""Compiles artifacts for CUDA and remembers what each kernel was made of by its cubin."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ from specc.backends.cuda.kernels import mixed
 from specc.backends.cuda.leaves import generate
 from specc.backends.cuda.packed import _half, _stored, _unpacked
 from specc.backends.cuda.trees import _best_of
+from specc.backends.tvm.gpu.nvcc import Nvcc
 from specc.driver import compile_model
 from specc.ir import Function
 from specc.progress import SilentProgress
 from specc.request import CompileRequest
+from tests.backends.cuda.compiled import build
 
 _PRELUDE = """import triton
 import triton.language as tl
@@ -64,8 +66,17 @@ def compiled_for(arch: str, model: Path, folder: Path, method: str, **options: A
             known[key] = generate(function, arch)
         return known[key]
 
+    made_by_nvcc = Nvcc.cubin
+
+    def cubin(self: Nvcc, source: str, arch: str, where: str) -> bytes:
+        made = made_by_nvcc(self, source, arch, where)
+        key = hashlib.sha256(made).hexdigest()
+        index[key] = {"library": build(source, kernels / f"kernels_{key}.so").name}
+        return made
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fakes, "_compile_only", compile_only)
+        patch.setattr(Nvcc, "cubin", cubin)
         patch.setattr(lower, "source_of", generated)
         request = CompileRequest(
             str(model),
