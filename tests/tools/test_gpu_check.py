@@ -33,11 +33,12 @@ def test_a_dry_run_does_all_but_the_gpu(
 ) -> None:
     arguments = [
         str(tiny_model), "--dry-run", "--isa", "avx2", "--method", "ngram", "--num-speculative-tokens", "2",
-        "--max-tokens", "8", "--max-model-len", "256", "--arch", "sm_80",
+        "--max-tokens", "8", "--max-model-len", "256", "--arch", "sm_80", "--backend", "tvm",
     ]  # fmt: skip
     assert gpu_check.main(arguments) == 0
     report = json.loads(capsys.readouterr().out)
     assert (report["dry_run"], report["measured_on"], report["arch"]) == (True, "the CPU", "sm_80")
+    assert report["backend"] == "tvm"
     assert report["tokens"]["mismatches"] == 0
     assert report["tokens"]["tokens"] > 8
     assert {r["waits"] for r in report["rounds"].values()} == {1}

@@ -38,6 +38,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--method", default="suffix", choices=running_on("cuda"))
     parser.add_argument("--drafter", help="for methods that take one")
     parser.add_argument("--dtype", default="auto", help="of products, as for specc compile")
+    parser.add_argument(
+        "--backend", choices=("cuda", "tvm"), help="who makes the GPU's code; left out, Triton does"
+    )
     parser.add_argument("--num-speculative-tokens", help="the K to compile, as for specc compile")
     parser.add_argument(
         "--isa", default="native", help="of the CPU beside the GPU, as for specc compile"
@@ -93,6 +96,7 @@ def checked(
         "seconds": round(time.monotonic() - began, 1),
         "measured_on": "the CPU" if gpu is None else gpu.name,
         "arch": arch,
+        "backend": manifest.backend,
         "dtype": manifest.cuda.dtype,
         "compile_seconds": round(compile_s, 1),
         "kernels": manifest.cuda.kernels,
@@ -112,6 +116,7 @@ def _compiled(asked: argparse.Namespace, device: str, into: Path, progress: Prog
         CompileRequest(
             asked.model, into, method=asked.method, drafter=asked.drafter, device=device,
             isa=asked.isa, dtype=asked.dtype if device != "cpu" else "auto", max_model_len=asked.max_model_len,
+            backend=asked.backend if device != "cpu" else None,
             num_speculative_tokens=None if ks is None else flags.number_set(
                 "--num-speculative-tokens", f"0,{ks}", 0, MOST_DRAFTS
             ),
