@@ -23,17 +23,21 @@ PROMPT = [*TEXT[:9], *TEXT[2:4], 0, 0, *TEXT[2:4], 1, 1, *TEXT[2:4]]
 COUNT = 24
 
 
-@pytest.fixture(scope="module", params=["suffix", "ngram"])
+@pytest.fixture(
+    scope="module",
+    params=[("suffix", "inductor"), ("ngram", "inductor"), ("suffix", "tvm")],
+    ids="-".join,
+)
 def artifacts(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Path]:
     """Rounds of up to 8 drafts: of any tree, and of chains alone."""
-    method, folder = request.param, tmp_path_factory.mktemp("trees")
+    (method, backend), folder = request.param, tmp_path_factory.mktemp("trees")
     knowing_drafters.target().save_pretrained(folder / "model")
     return {
         name: compiled(
             folder / "model", folder / f"{name}.specc", method, num_speculative_tokens=(0, 2, 8),
-            drafter_options=EAGER[method], prefill_chunk=4, max_num_seqs=3, **more,
+            drafter_options=EAGER[method], prefill_chunk=4, max_num_seqs=3, backend=backend, **more,
         )
         for name, more in (("tree", {"tree": 8}), ("chain", {}))
     }  # fmt: skip

@@ -27,8 +27,8 @@ TOLD_APART = [1, *TEXT[2:9], 0, TEXT[3], 0, 0, 9, TEXT[3], 1, 1, *TEXT[2:4]]
 """TEXT[3] went on in three ways; after TEXT[2] it did so in the first alone."""
 
 
-@pytest.fixture(scope="module")
-def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=["inductor", "tvm"])
+def artifact(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The knowing drafters' target, whose layers add nothing: a key and a value tell the token and nothing else."""
     folder = tmp_path_factory.mktemp("structure")
     knowing_drafters.target().save_pretrained(folder / "model")
@@ -40,7 +40,7 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "text").write_text("".join(letters[t] for t in [*TEXT, *reversed(TEXT)] * 3))
     return compiled(
         folder / "model", folder / "structure.specc", "mtp:structure", calibration=folder / "text",
-        num_speculative_tokens=(0, 2, 8), prefill_chunk=4, max_model_len=64, max_num_seqs=4,
+        num_speculative_tokens=(0, 2, 8), prefill_chunk=4, max_model_len=64, max_num_seqs=4, backend=request.param,
     )  # fmt: skip
 
 

@@ -14,16 +14,21 @@ from tests.passes import knowing_drafters
 from tests.passes.test_trees import BOTH, SECOND, WRONG, circle
 
 
-@pytest.fixture(scope="module", params=["medusa", "eagle3"])
+@pytest.fixture(
+    scope="module",
+    params=[("medusa", "inductor"), ("eagle3", "inductor"), ("eagle3", "tvm")],
+    ids="-".join,
+)
 def artifact(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Medusa with places, of which two of every rank are there three deep; EAGLE-3 with what it grows."""
-    folder = tmp_path_factory.mktemp(request.param)
+    method, backend = request.param
+    folder = tmp_path_factory.mktemp(method)
     knowing_drafters.target().save_pretrained(folder / "model")
-    drafter = knowing_drafters.MAKERS[request.param](folder / "drafter", WRONG, SECOND)
-    tree = {"medusa": BOTH.paths, "eagle3": 30}[request.param]
+    drafter = knowing_drafters.MAKERS[method](folder / "drafter", WRONG, SECOND)
+    tree = {"medusa": BOTH.paths, "eagle3": 30}[method]
     return compiled(
-        folder / "model", folder / "tree.specc", request.param, drafter=str(drafter),
-        prefill_chunk=4, tree=tree,
+        folder / "model", folder / "tree.specc", method, drafter=str(drafter), prefill_chunk=4, tree=tree,
+        backend=backend,
     )  # fmt: skip
 
 

@@ -74,7 +74,7 @@ def page(root: Path) -> str:
     methods = ", ".join(_names(tests / "backends/test_tvm_engine.py", "METHODS"))
     lines += [
         "", f"By `--backend tvm`, with transformers' tokens: {', '.join(through_tvm)}; and, run by the engine, llama "
-        f"with {methods} and trained drafters that know their text.",
+        f"with {methods}, mtp:structure, trees of suffix and eagle3, and trained drafters that know their text.",
         "", "Several texts in one pass (`--max-num-seqs`), each with the tokens that it makes alone: llama with ngram, "
         "trees of ngram and suffix, mtp:structure, "
         f"{', '.join(_names(tests / 'runtime/test_batch.py', 'IN_GRAPH'))}, also with a host drafter beside it, by the "
@@ -98,7 +98,8 @@ def _other_ways(tests: Path) -> list[str]:
         "", f"By `--device ascend:SOC`, on a double of CANN (no NPU): llama with {on_acl}. `verified_on_npu: false`.",
         "", "By `--device cuda:ARCH`, on a double of NVIDIA's driver with Triton's interpreter (no GPU): llama with "
         "draft_model in f32, at temperature 0 and above, and with eagle3 in bf16. Of other methods the plans are "
-        "checked, and of quantised products the kernels. `verified_on_gpu: false`.",
+        "checked, and of quantised products the kernels. With `--backend tvm` the same CUDA text compiled for a CPU: "
+        "llama with draft_model. `verified_on_gpu: false`.",
         "", f"By `--format mlc`, on an engine written from MLC's ABI (not MLC's own, and no phone): llama with "
         f"{', '.join(MLC_METHODS)}, and gpt2 as objects for phones, of which none was run. `verified_on_gpu: false`.",
     ]  # fmt: skip

@@ -120,12 +120,6 @@ def _check_tree(request: CompileRequest) -> None:
     _only_for("--tree", request.tree, request, *ON_HOST, *TRAINED)
     if request.method not in ON_HOST:
         return
-    trees = request.tree is not None or request.method == STRUCTURE
-    if trees and backend_of(request) == TVM:
-        raise flags.conflict(
-            f"--backend tvm has no trees for --method {request.method} yet",
-            "leave out --tree, or --backend",
-        )
     if request.tree is None:
         return
     most = most_nodes(request)
