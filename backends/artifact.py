@@ -15,7 +15,7 @@ from specc import cache
 from specc.backends.base import Device, Lowered, Progress
 from specc.backends.plan import Plan
 from specc.ir import Packing, Role, SpeculativeProgram, WeightStore
-from specc.ir.arena import CANARY, PAGE, Arena
+from specc.ir.arena import PAGE, Arena
 from specc.ir.types import TensorType, itemsize
 from specc.runtime.manifest import MODEL_ABI, SCHEMA_VERSION, Manifest
 
@@ -116,7 +116,8 @@ def write_artifact(
 
 
 def _arena(arena: Arena) -> dict[str, Any]:
-    return {"guard": {"page": PAGE, "canary": CANARY}, **asdict(arena)}
+    told = asdict(arena)
+    return {"guard": {"page": PAGE, "canary": told.pop("canary")}, **told}
 
 
 def _packing(packing: Packing) -> dict[str, Any]:

@@ -18,6 +18,10 @@ PAGE = 4096
 CANARY = 128
 """Bytes of a guard between buffers. Buffers begin on its multiples."""
 
+NPU_CANARY = 512
+"""The same on an NPU, which reads fastest what begins on so many bytes (CANN 8.5, "Using 512-Byte Alignment for the GM
+Address"). What aclrtMalloc's page asks of parts of one allocation holds then too: 64 bytes, and 32 free behind each."""
+
 LONG_CONTEXT = 7200
 """Tokens up to which a text has the plan for short ones."""
 
@@ -46,30 +50,36 @@ class Plan:
 
 @dataclass(frozen=True)
 class Arena:
-    """`plans`, the shortest texts first. `split`: as asked for; `writes` were proved to stay in their buffers."""
+    """`plans`, the shortest texts first. `split`: as asked for; `writes` were proved to stay in their buffers.
+
+    `canary`: bytes of a guard between buffers.
+    """
 
     split: str
     plans: tuple[Plan, ...]
     writes: int
+    canary: int = CANARY
 
 
-def needed(sizes: Mapping[str, int]) -> int:
+def needed(sizes: Mapping[str, int], canary: int = CANARY) -> int:
     """Bytes of a zone that holds buffers of these sizes and their canaries, in whole pages."""
-    return up(_used(sizes), PAGE)
+    return up(_used(sizes, canary), PAGE)
 
 
-def lay_out(zones: Sequence[tuple[str, Mapping[str, int], int]], rows: int) -> Plan:
+def lay_out(
+    zones: Sequence[tuple[str, Mapping[str, int], int]], rows: int, canary: int = CANARY
+) -> Plan:
     """Zones one after the other: name, bytes of each buffer, bytes in all.
 
     What a zone holds lies at its end, where the guard page follows.
     """
     laid, at = [], PAGE
     for name, sizes, size in zones:
-        used, offsets = _used(sizes), {}
-        place = at + size - used + CANARY
+        used, offsets = _used(sizes, canary), {}
+        place = at + size - used + canary
         for buffer, held in sizes.items():
             offsets[buffer] = place
-            place += up(held, CANARY) + CANARY
+            place += up(held, canary) + canary
         laid.append(Zone(name, at, size, used, offsets))
         at += size + PAGE
     return Plan(rows, at, tuple(laid))
@@ -80,5 +90,5 @@ def up(count: int, unit: int) -> int:
     return -(-count // unit) * unit
 
 
-def _used(sizes: Mapping[str, int]) -> int:
-    return sum(up(held, CANARY) + CANARY for held in sizes.values()) + CANARY
+def _used(sizes: Mapping[str, int], canary: int) -> int:
+    return sum(up(held, canary) + canary for held in sizes.values()) + canary

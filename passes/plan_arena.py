@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from specc.errors import PassError
 from specc.ir import SpeculativeProgram, StateKind
-from specc.ir.arena import LONG_CONTEXT, PAGE, ZONES, Arena, Plan, lay_out, needed
+from specc.ir.arena import CANARY, LONG_CONTEXT, PAGE, ZONES, Arena, Plan, lay_out, needed
 from specc.ir.extents import prove_writes
 from specc.passes.base import Pass, PassResult, need, promise, same
 
@@ -34,6 +34,8 @@ class PlanArena(Pass):
     size: int = 0
     """Bytes of drafter's and target's zones together; 0: as many as it takes."""
     shorter: bool = False
+    canary: int = CANARY
+    """Bytes of a guard between buffers, which begin on its multiples."""
 
     @property
     def split(self) -> str:
@@ -60,6 +62,7 @@ class PlanArena(Pass):
     def call(self, program: SpeculativeProgram) -> PassResult:
         if program.arena is not None:
             same("split", program.arena.split, self.split)
+            same("canary", program.arena.canary, self.canary)
             return PassResult(program, modified=False)
         rows = program.max_model_len * program.max_num_seqs
         short = self.shorter and program.max_num_seqs == 1 and rows > LONG_CONTEXT
@@ -67,7 +70,7 @@ class PlanArena(Pass):
             self._plan(program, each, sized=each == rows)
             for each in ((LONG_CONTEXT, rows) if short else (rows,))
         )
-        arena = Arena(self.split, plans, prove_writes(program))
+        arena = Arena(self.split, plans, prove_writes(program), self.canary)
         return PassResult(replace(program, arena=arena), modified=True)
 
     def ensures(self, program: SpeculativeProgram) -> None:
@@ -82,12 +85,12 @@ class PlanArena(Pass):
         # (Caches that lie on several devices have zones of their own.)
         names = dict.fromkeys((*ZONES, *(b.zone for b in program.state.values())))
         held = {name: sizes for name in names if (sizes := _sizes(program, name, rows))}
-        least = {name: needed(sizes) for name, sizes in held.items()}
+        least = {name: needed(sizes, self.canary) for name, sizes in held.items()}
         both = least.get("target", 0) + least.get("drafter", 0)
         if not self.splits:
             if sized and self.size and both > self.size:
                 raise self._too_small(program, "target and drafter", both, self.size)
-            return lay_out([(n, sizes, least[n]) for n, sizes in held.items()], rows)
+            return lay_out([(n, sizes, least[n]) for n, sizes in held.items()], rows, self.canary)
         drafter, target = self.splits[-1 if rows > LONG_CONTEXT else 0]
         whole = drafter + target
         total = self.size if sized and self.size else max(
@@ -98,7 +101,8 @@ class PlanArena(Pass):
             given[name] = size - size % PAGE if sized and self.size else size + -size % PAGE
             if given[name] < least[name]:
                 raise self._too_small(program, name, least[name], given[name])
-        return lay_out([(n, sizes, given.get(n, least[n])) for n, sizes in held.items()], rows)
+        zones = [(n, sizes, given.get(n, least[n])) for n, sizes in held.items()]
+        return lay_out(zones, rows, self.canary)
 
     def _too_small(self, program: SpeculativeProgram, what: str, takes: int, has: int) -> PassError:
         most = program.contract.num_speculative_tokens[-1]

@@ -7,32 +7,24 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from specc.backends.onnx import lower
 from specc.backends.toolchain import Toolchain
 from specc.errors import SpeccError
 from specc.runtime import Artifact, Manifest
+from tests.backends.acl.artifacts import Artifacts
 from tests.backends.acl.double import ALLOCATING, GRAPHS, LIVING, ROOT, SOC, Double, install
-from tests.conftest import compiled
-from tests.ir.importers.drafters import synthetic, synthetic_mtp
+from tests.ir.importers.drafters import synthetic
 
 PROMPT = [7, 21, 14, 7, 21, 29, 15, 7, 21]
 NEW = 16
 METHODS = ("ngram", "draft_model", "layerskip", "eagle3", "mtp", "dflash", "dspark")
 """`none` is K = 0 of each."""
-TAPS = [0, 3, 6]
-DRAFTERS: dict[str, Callable[[Path, Any], Path]] = {
-    "eagle3": synthetic.eagle3,
-    "mtp": synthetic_mtp.speculators,
-    "dflash": lambda folder, target: synthetic.zlab_dflash(folder, target, taps=TAPS),
-    "dspark": lambda folder, target: synthetic.deepspec_dspark(folder, target, TAPS, markov="rnn"),
-}
 SANITIZE = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 
 
@@ -80,46 +72,6 @@ def wanted(model: Path) -> list[int]:
     for _ in range(NEW):
         ids = torch.cat([ids, target(ids).logits[:, -1:].argmax(-1)], 1)
     return ids[0, len(PROMPT) :].tolist()
-
-
-class Artifacts:
-    """Each method's artifact, made when first asked for."""
-
-    def __init__(self, folder: Path, model: Path, cann: Path) -> None:
-        self.folder, self.model, self.cann = folder, model, cann
-        self.tables: dict[Path, str] = {}
-        """The generated C++ of each."""
-
-    def of(self, method: str, **options: Any) -> Path:
-        from transformers import AutoModelForCausalLM
-
-        drafter = self.folder / f"drafter-{method}"
-        if not drafter.exists():
-            target = AutoModelForCausalLM.from_pretrained(self.model, dtype=torch.float32)
-            if method in DRAFTERS:
-                DRAFTERS[method](drafter, target)
-            elif method == "draft_model":
-                shutil.copytree(self.model, drafter)
-        if drafter.exists():
-            options["drafter"] = str(drafter)
-        if method == "layerskip":
-            options["draft_layers"] = (0, 1, 2, 5, 6, 7)
-        path = self.folder / f"{method}.specc"
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("ASCEND_HOME_PATH", str(self.cann))
-            patch.setattr(lower, "graph_table", self._keeping(path))
-            return compiled(
-                self.model, path, method, device=f"ascend:{SOC}", prefill_chunk=4, max_model_len=64,
-                **options,
-            )  # fmt: skip
-
-    def _keeping(self, path: Path) -> Any:
-        def table(*args: Any) -> str:
-            self.tables[path] = made(*args)
-            return self.tables[path]
-
-        made = lower.graph_table
-        return table
 
 
 @pytest.fixture(scope="module")
@@ -202,6 +154,39 @@ def test_a_round_allocates_nothing_and_commits_once(artifacts: Artifacts, double
         assert session.stat("guard_checks") == 0  # the NPU has the caches, and no guards
         row = 4 * engine.manifest.model.vocab_size
         assert 0 < double.count("downloaded") - down < played * 3 * row, "chosen tokens, no logits"
+
+
+@pytest.mark.parametrize("method", ["draft_model", "eagle3"])
+def test_a_session_s_state_is_one_allocation_split_as_asked(
+    method: str, artifacts: Artifacts, wanted: list[int], double: Double
+) -> None:
+    """Models read caches where the manifest says: on 64 bytes and with 32 free behind, as aclrtMalloc's page asks."""
+    path = artifacts.of(method, kv_arena="30:70")
+    with Artifact.load(path) as engine:
+        double.forget_calls()
+        before = double.count("device_bytes")
+        double.read.clear()
+        with engine.session() as session:
+            assert double.count("aclrtMalloc") == double.count("aclrtMemset") == 1
+            held = double.count("device_bytes") - before
+            session.configure(max_tokens=NEW, ignore_eos=True, num_speculative_tokens=4)
+            session.append(PROMPT)
+            assert list(session.iterate()) == wanted
+        assert double.count("device_bytes") == before
+        manifest = engine.manifest
+    assert manifest.arena is not None
+    (plan,) = manifest.arena.plans
+    assert held == plan.bytes
+    sizes = {z.name: z.bytes for z in plan.zones}
+    assert sizes["drafter"] / sum(sizes.values()) == pytest.approx(0.3, abs=0.05)
+    offsets = {name: at for zone in plan.zones for name, at in zone.buffers.items()}
+    assert {"target.rows", "drafter.rows"} == offsets.keys()
+    assert len({double.read[name.replace(".", "_")] - at for name, at in offsets.items()}) == 1
+    assert [at % 64 for at in offsets.values()] == [0, 0]
+    ends = [
+        offsets[b.name] + b.bytes for b in sorted(manifest.state, key=lambda b: offsets[b.name])
+    ]
+    assert all(e + 32 <= b for e, b in zip(ends, [*offsets.values(), plan.bytes][1:], strict=True))
 
 
 def test_two_texts_have_caches_of_their_own(artifacts: Artifacts, wanted: list[int]) -> None:
@@ -405,6 +390,7 @@ import json, os, sys
 from pathlib import Path
 from specc.errors import SpeccError
 from specc.runtime import Artifact
+from tests.backends.acl.artifacts import Artifacts
 from tests.backends.acl.double import LIVING, Double
 double = Double(Path(sys.argv[1]))
 found = {}

@@ -144,6 +144,27 @@ def test_refuses() -> None:
     )
 
 
+def test_an_npu_s_buffers_lie_further_apart() -> None:
+    """On whole blocks of 512 bytes, with one free between any two."""
+    program = toy.after("fuse-round", method="draft_model")
+    made = PlanArena(canary=512)(program).program
+    assert toy.refusal(PlanArena(), made).endswith("with other options: canary")
+    assert made.arena is not None
+    assert_expected_inline(
+        shown(made),
+        """\
+arena auto (30 writes proved): 16 rows, 24576 bytes
+  zone target at 4096: 8192 bytes, 4608 used
+    $target.k.0 at 8192
+    $target.v.0 at 9216
+    $target.k.1 at 10240
+    $target.v.1 at 11264
+  zone drafter at 16384: 4096 bytes, 2560 used
+    $drafter.k.0 at 18432
+    $drafter.v.0 at 19456""",
+    )
+
+
 def test_a_write_that_may_leave_its_place_is_refused() -> None:
     """A cache that is smaller than what rounds write, as a pass with a fault might plan it."""
     program = toy.after("fuse-round")

@@ -240,10 +240,6 @@ def test_trees_of_host_drafters_say_which_k_there_are() -> None:
         ({"method": "mtp:structure", "draft_vocab_size": 9}, "SPECC-E0104", "--draft-vocab-size has no meaning"),
         ({"method": "layerskip", "translate_tokens": True}, "SPECC-E0104", "--translate-tokens has no meaning"),
         (
-            {"method": "draft_model", "drafter": "d", "device": "ascend:Ascend910B3", "kv_arena": "30:70"},
-            "SPECC-E0104", "has no --kv-arena 30:70",
-        ),
-        (
             {"method": "draft_model", "drafter": "d", "translate_tokens": True, "draft_vocab_size": 9},
             "SPECC-E0104", "--draft-vocab-size would choose others",
         ),

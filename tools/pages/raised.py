@@ -127,7 +127,8 @@ def _text(node: ast.expr) -> str:
 def _cpp(root: Path) -> Iterator[Raised]:
     core = root / "runtime/cpp/core"
     numbers = {n: f"E0{v}" for n, v in _ENUM.findall((core / "error.h").read_text())}
-    for path in sorted((root / "runtime/cpp").rglob("*.cpp")):
+    files = (root / "runtime/cpp").rglob("*.*")
+    for path in sorted(p for p in files if p.suffix in (".cpp", ".h") and p != core / "error.h"):
         text = re.sub(r"^\s*//.*$", "", path.read_text(), flags=re.MULTILINE)
         for match in re.finditer(r"\bError\((?=[^()\"]*Code::)", text):
             inner, end = _inside(text, match.end())

@@ -253,7 +253,7 @@ _DEVICES: Mapping[str, Limits] = {
         "opset": (0,), "verify_graphs": ("auto",),
     },
     ONNX: _GRAPHS,
-    ASCEND: {**_GRAPHS, "kv_arena": ("auto",)},
+    ASCEND: _GRAPHS,
 }  # fmt: skip
 _MLC: Limits = {
     "device": ("cpu",), "backend": (None, TVM), "tree": (None,), "host_drafter": (None,), "drafter_options": ({},),

@@ -13,6 +13,7 @@ from specc.calibration import LEAST_TOKENS, Calibration, fit_structure
 from specc.device_names import ASCEND, ONNX, kind_of
 from specc.errors import ModelError
 from specc.ir import DynamicTree, StaticTree, Tree
+from specc.ir.arena import CANARY, NPU_CANARY
 from specc.ir.importers.drafters import DrafterCheckpoint
 from specc.ir.importers.source import ImportedModel, load_model
 from specc.ir.importers.token_bytes import vocabulary
@@ -83,7 +84,9 @@ def pipeline_for(request: CompileRequest, imported: ImportedModel, progress: Pro
     splits, size = flags.arena("--kv-arena", request.kv_arena)
     # Inductor's code asks each cache for its length; graphs and plain torch have it built in.
     any_length = backend_of(request) == "inductor"
-    return replace(choice, pipeline=pipelines.placed(pipeline, PlanArena(splits, size, any_length)))
+    canary = NPU_CANARY if kind_of(request.device) == ASCEND else CANARY
+    arena = PlanArena(splits, size, any_length, canary)
+    return replace(choice, pipeline=pipelines.placed(pipeline, arena))
 
 
 def _one_graph(request: CompileRequest) -> bool:

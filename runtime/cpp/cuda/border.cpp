@@ -5,8 +5,8 @@
 #include <new>
 #include <string>
 #include <utility>
-#include <vector>
 
+#include "arenas.h"
 #include "gpu.h"
 #include "recorded.h"
 
@@ -79,12 +79,7 @@ int32_t open_gpu(const char*) {
   return recorded([&] { gpu = new Gpu(ordinal(), specc_cuda_arch); });
 }
 
-// What a session holds: one piece of the GPU's memory, laid out as the engine's own, which nobody touches.
-struct Arena {
-  const char* host;
-  Block* block;
-};
-std::vector<Arena> arenas;
+Arenas<Block*> arenas;
 
 void forget_part(void* part) { delete static_cast<Block*>(part); }
 
@@ -92,16 +87,11 @@ void forget_part(void* part) { delete static_cast<Block*>(part); }
 int32_t place(const char* name, Tensor* state) {
   clear_error();
   return recorded([&] {
-    const char* const here = state->storage->data;
-    for (const Arena& arena : arenas) {
-      const size_t offset = static_cast<size_t>(here - arena.host), bytes = bytes_of(state);
-      if (here < arena.host || offset + bytes > arena.block->bytes) continue;
-      state->storage->device = new Block{arena.block->at + offset, bytes, bytes, nullptr};
-      state->storage->forget = forget_part;
-      state->storage->data = nullptr;  // for nobody to read
-      return;
-    }
-    throw Error(Code::Compute, "a session's state lies in no arena").where(name);
+    const size_t bytes = bytes_of(state);
+    const auto [block, offset] = arenas.find(state->storage->data, bytes, name);
+    state->storage->device = new Block{block->at + offset, bytes, bytes, nullptr};
+    state->storage->forget = forget_part;
+    state->storage->data = nullptr;  // for nobody to read
   });
 }
 
@@ -263,20 +253,13 @@ __attribute__((visibility("default"))) int32_t specc_model_arena(const void* mem
   specc::clear_error();
   return specc::recorded([&] {
     gpu->enter();
-    specc::arenas.reserve(specc::arenas.size() + 1);
-    specc::Block* block = gpu->take(static_cast<size_t>(bytes));
-    specc::arenas.push_back({static_cast<const char*>(memory), block});
-    gpu->zero(*block);
+    const auto size = static_cast<size_t>(bytes);
+    gpu->zero(*specc::arenas.begin(memory, size, [&] { return gpu->take(size); }));
   });
 }
 
 __attribute__((visibility("default"))) void specc_model_arena_end(const void* memory) {
-  for (auto arena = specc::arenas.begin(); arena != specc::arenas.end(); ++arena) {
-    if (arena->host != memory) continue;
-    gpu->give(arena->block);
-    specc::arenas.erase(arena);
-    return;
-  }
+  if (specc::Block* const block = specc::arenas.end(memory)) gpu->give(block);
 }
 
 __attribute__((visibility("default"))) void specc_model_weight(specc_tensor* view) { view->storage->constant = true; }

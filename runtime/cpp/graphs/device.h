@@ -18,10 +18,10 @@ class GraphDevice {
  public:
   virtual ~GraphDevice() = default;
 
-  // Memory of the device for a session's state: zeros, for graphs read rows that nobody wrote, and a mask is added to
-  // what comes of them, which hides numbers but no NaN.
-  virtual void* take_state(size_t bytes) = 0;
-  virtual void give_state(void* state) noexcept = 0;
+  // One piece of the device's memory for all that a session holds: zeros, for graphs read rows that nobody wrote, and a
+  // mask is added to what comes of them, which hides numbers but no NaN.
+  virtual void* take_arena(size_t bytes) = 0;
+  virtual void give_arena(void* arena) noexcept = 0;
 
   // Runs graph `index` of the table. Values that the table calls resident are the device's memory: `in` says where
   // states are, and `out` is told where new rows are, until this graph runs again. Others are the host's; lazy results are

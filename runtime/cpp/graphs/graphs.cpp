@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "arenas.h"
 #include "cache.h"
 #include "recorded.h"
 
@@ -18,6 +19,7 @@ constexpr int kMost = 64;  // inputs or outputs of a graph
 specc_executor executor = nullptr;
 void* executor_user = nullptr;
 GraphDevice* device = nullptr;  // closed by the engine, never by an exit: what it calls may be gone by then
+Arenas<void*> arenas;
 
 // Lazy results that are still on the device alone, each in the place of its graph and number.
 struct Pending {
@@ -169,10 +171,6 @@ Status commit(Tensor& state, const Tensor& x, const Tensor& rows, const Tensor* 
   return commit_here(state, x, rows, count);
 }
 
-void forget_state(void* state) {
-  if (device != nullptr) device->give_state(state);
-}
-
 // Where nothing is chosen, OMs decide: an artifact that has them never runs elsewhere because something is missing.
 void choose_device(const char* directory) {
   const char* set = std::getenv("SPECC_EXECUTOR");
@@ -207,9 +205,10 @@ int32_t place(const char* name, Tensor* state) {
   for (const char* const* known = specc_resident_states; *known != nullptr; known++) {
     if (std::strcmp(*known, name) != 0) continue;
     return recorded([&] {
-      state->storage->device = device->take_state(static_cast<size_t>(state->numel()) * dtype_size(state->dtype));
+      const size_t bytes = static_cast<size_t>(state->numel()) * dtype_size(state->dtype);
+      const auto [arena, offset] = arenas.find(state->storage->data, bytes, name);
+      state->storage->device = static_cast<char*>(arena) + offset;
       state->storage->data = nullptr;  // for nobody to read
-      state->storage->forget = forget_state;
     });
   }
   return kOk;
@@ -258,4 +257,15 @@ __attribute__((visibility("default"))) void specc_model_executor(specc_executor 
 __attribute__((visibility("default"))) int32_t specc_model_runs_graphs(void) { return specc::device != nullptr; }
 
 __attribute__((visibility("default"))) const specc_device* specc_model_device(void) { return &specc::kDevice; }
+
+__attribute__((visibility("default"))) int32_t specc_model_arena(const void* memory, int64_t bytes) {
+  specc::clear_error();
+  if (specc::device == nullptr) return specc::kOk;
+  const auto size = static_cast<size_t>(bytes);
+  return specc::recorded([&] { specc::arenas.begin(memory, size, [&] { return specc::device->take_arena(size); }); });
+}
+
+__attribute__((visibility("default"))) void specc_model_arena_end(const void* memory) {
+  if (void* const arena = specc::arenas.end(memory)) specc::device->give_arena(arena);
+}
 }

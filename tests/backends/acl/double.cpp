@@ -192,6 +192,7 @@ aclError aclrtMalloc(void** made, size_t bytes, aclrtMemMallocPolicy) {
   std::memset(*made, kPoison, bytes);
   mprotect(*made, bytes, PROT_NONE);
   device[static_cast<char*>(*made)] = bytes;
+  counts["device_bytes"] += static_cast<long>(bytes);
   ++counts["device"];
   return 0;
 }
@@ -199,6 +200,7 @@ aclError aclrtFree(void* data) {
   const auto found = device.find(static_cast<char*>(data));
   if (found == device.end()) return kInvalid;
   munmap(data, found->second);
+  counts["device_bytes"] -= static_cast<long>(found->second);
   device.erase(found);
   --counts["device"];
   return 0;

@@ -69,6 +69,8 @@ class Double:
         self.library = c.CDLL(str(home / "lib64/libascendcl.so"), mode=c.RTLD_GLOBAL)
         self.library.double_count.restype = c.c_long
         self._sessions: dict[int, Any] = {}
+        self.read: dict[str, int] = {}
+        """Where models read what, by the names of their inputs; of the last call that did."""
         pointers = c.POINTER(c.c_void_p)
         self._callbacks = (
             c.CFUNCTYPE(c.c_int32, c.c_uint32, c.c_char_p)(self._load),
@@ -105,6 +107,7 @@ class Double:
     def _run(self, number: int, given: Any, taken: Any) -> int:
         session = self._sessions[number]
         inputs = {v.name: _view(given[i], v) for i, v in enumerate(session.get_inputs())}
+        self.read |= {name: given[i] for i, name in enumerate(inputs)}
         for i, (value, result) in enumerate(
             zip(session.get_outputs(), session.run(None, inputs), strict=True)
         ):

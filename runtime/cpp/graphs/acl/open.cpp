@@ -82,25 +82,26 @@ class AclDevice final : public GraphDevice {
     }
   }
 
-  void* take_state(size_t bytes) override {
+  // (Buffers in it begin on 512 bytes, with as many free behind each: ir/arena.py has the reasons.)
+  void* take_arena(size_t bytes) override {
     npu_.enter();
-    void* state = memory_.take(bytes, "the state of a session");
+    void* arena = memory_.take(bytes, "the state of a session");
     try {
-      npu_.check(npu_.acl().aclrtMemset(state, bytes, 0, bytes), "aclrtMemset", "the state of a session");
+      npu_.check(npu_.acl().aclrtMemset(arena, bytes, 0, bytes), "aclrtMemset", "the state of a session");
     } catch (...) {
-      memory_.give(state);
+      memory_.give(arena);
       throw;
     }
-    return state;
+    return arena;
   }
 
-  void give_state(void* state) noexcept override {
+  void give_arena(void* arena) noexcept override {
     try {
       npu_.enter();
       npu_.wait("the end of a session");  // it may be in use
     } catch (const Error&) {
     }
-    memory_.give(state);
+    memory_.give(arena);
   }
 
   void run(int32_t index, const specc_graph_data* in, specc_graph_data* out) override {
