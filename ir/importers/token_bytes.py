@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,20 +38,8 @@ def token_bytes(tokenizer_json: str) -> TokenBytes:
     Raises ModelError (SPECC-E0231) for a `Replace` of anything but a fixed text.
     """
     document = json.loads(tokenizer_json)
-    decoders = list(flatten(document.get("decoder"), "decoders"))
-    splitters = flatten(document.get("pre_tokenizer"), "pretokenizers")
-    kinds = {stage["type"] for stage in (*decoders, *splitters)}
-    written = [_replaced(d) for d in decoders if d["type"] in ("Replace", "Metaspace")]
-    text: dict[int, bytes] = {}
-    for index, token in vocabulary(document).items():
-        piece = bytes_of_token(token) if "ByteLevel" in kinds else None
-        if piece is None and "ByteFallback" in kinds and (byte := _BYTE.fullmatch(token)):
-            piece = bytes.fromhex(byte[1])
-        if piece is None:
-            for pattern, content in written:
-                token = token.replace(pattern, content)
-            piece = token.encode()
-        text[index] = piece
+    piece = _reader(document)
+    text = {index: piece(token) for index, token in vocabulary(document).items()}
     special: dict[int, str] = {}
     for added in document.get("added_tokens", []):
         text.pop(added["id"], None)
@@ -59,6 +48,41 @@ def token_bytes(tokenizer_json: str) -> TokenBytes:
         else:
             text[added["id"]] = added["content"].encode()
     return TokenBytes(text, special)
+
+
+def decoded_bytes(tokenizer_json: str) -> dict[int, bytes]:
+    """What each token but the special ones adds to a text that is decoded.
+
+    That differs from what it stands for in added tokens, which are found as they are, but decoded as others. Raises
+    ModelError as `token_bytes` does.
+    """
+    document = json.loads(tokenizer_json)
+    piece, added = _reader(document), document.get("added_tokens", [])
+    names = vocabulary(document) | {each["id"]: each["content"] for each in added}
+    for each in added:
+        if each["special"]:
+            del names[each["id"]]
+    return {index: piece(token) for index, token in names.items()}
+
+
+def _reader(document: dict[str, Any]) -> Callable[[str], bytes]:
+    """What decodes one token."""
+    decoders = list(flatten(document.get("decoder"), "decoders"))
+    splitters = flatten(document.get("pre_tokenizer"), "pretokenizers")
+    kinds = {stage["type"] for stage in (*decoders, *splitters)}
+    written = [_replaced(d) for d in decoders if d["type"] in ("Replace", "Metaspace")]
+
+    def piece(token: str) -> bytes:
+        found = bytes_of_token(token) if "ByteLevel" in kinds else None
+        if found is None and "ByteFallback" in kinds and (byte := _BYTE.fullmatch(token)):
+            found = bytes.fromhex(byte[1])
+        if found is None:
+            for pattern, content in written:
+                token = token.replace(pattern, content)
+            found = token.encode()
+        return found
+
+    return piece
 
 
 def _replaced(decoder: dict[str, Any]) -> tuple[str, str]:

@@ -1,11 +1,17 @@
-"""What a text must look like, as masks of the tokens that may follow: JSON schemas, regular expressions, grammars."""
+"""What a text must look like, as masks of the tokens that may follow: JSON schemas, regular expressions, grammars.
+
+Two engines know them, each in a module of its own: llguidance and xgrammar.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from specc.errors import RequestError
 from specc.runtime import Artifact, TokenMask
@@ -13,24 +19,74 @@ from specc.runtime import Artifact, TokenMask
 KINDS = ("json", "regex", "choice", "grammar")
 """A JSON schema, a regular expression, a list of strings, a grammar (GBNF or Lark), by vLLM's names."""
 
-SPACE = r"(\n? {0,16})?"
-"""Between the parts of JSON: no more than a line's indentation, as some models would go on with spaces for ever."""
+GUIDANCE, XGRAMMAR = BACKENDS = ("guidance", "xgrammar")
+"""Engines by vLLM's names, the usual one first."""
+
+LONGEST_SPACE = 16
+"""Characters between the parts of JSON: a line's indentation, as some models would go on with spaces for ever."""
 
 TOKENIZER = "tokenizer/tokenizer.json"
+
+_PACKAGES = {GUIDANCE: ("llguidance", "grammar"), XGRAMMAR: ("xgrammar", "xgrammar")}
+"""What an engine needs, and the extra of specc's that brings it."""
+
+
+class Parser(Protocol):
+    """A grammar's state in a text."""
+
+    def over(self) -> bool:
+        """Whether nothing can follow but the end."""
+
+    def take(self, token: int, /) -> object:
+        """Read a token, one that may follow."""
+
+    def back(self, count: int, /) -> object:
+        """Forget the last `count` that were read."""
+
+    def fill(self, row: memoryview[int]) -> None:
+        """Which tokens may follow, a bit each, the lowest of a byte first; not asked where it is over."""
+
+    def fault(self) -> str:
+        """What went wrong inside of the engine, if anything did."""
+
+
+class GrammarError(ValueError):
+    """What an engine cannot follow. `cure`: what to do, if it is not to correct the grammar."""
+
+    def __init__(self, what: str, cure: str = "") -> None:
+        super().__init__(what)
+        self.cure = cure
+
+
+class Engine(Protocol):
+    """Grammars over one tokenizer."""
+
+    def __init__(self, tokenizer: Path, vocab_size: int, ends: tuple[int, ...]) -> None: ...
+
+    def compile(self, kind: str, source: Any) -> Callable[[], Parser]:
+        """What begins a text; raises GrammarError."""
+
+
+def require(backend: str) -> None:
+    """Raise RequestError (SPECC-E0716) where the package of one of BACKENDS is not installed."""
+    if find_spec(_PACKAGES[backend][0]) is None:
+        raise _missing(backend)
+
+
+def _missing(backend: str, found: str = "") -> RequestError:
+    package, extra = _PACKAGES[backend]
+    return RequestError(
+        "SPECC-E0716", "grammars need another package", expected=package, found=found,
+        cure=f"pip install 'specc-compiler[{extra}]'",
+    )  # fmt: skip
 
 
 class Grammars:
     """Grammars over one artifact's tokens."""
 
-    def __init__(self, engine: Artifact) -> None:
-        """Raises RequestError: SPECC-E0716 without llguidance, E0605 without a tokenizer."""
-        try:
-            from llguidance import LLTokenizer
-        except ImportError as error:
-            raise RequestError(
-                "SPECC-E0716", "grammars need another package", expected="llguidance",
-                cure="pip install 'specc-compiler[grammar]'",
-            ) from error  # fmt: skip
+    def __init__(self, engine: Artifact, backend: str = GUIDANCE) -> None:
+        """Raises RequestError: SPECC-E0716 without the package of one of BACKENDS, E0605 without a tokenizer."""
+        require(backend)
         path = Path(engine.path) / TOKENIZER
         if not path.is_file():
             raise RequestError(
@@ -44,73 +100,59 @@ class Grammars:
                 "the model has no token that ends a text",
                 cure="leave the grammar out",
             )
-        # (Given text, it asks the network: what begins with / is a file.)
-        self._tokenizer = LLTokenizer(
-            str(path.resolve()), n_vocab=model.vocab_size, eos_token=list(self._ends)
-        )
+        try:
+            made: type[Engine] = import_module(f"specc.grammar_{backend}").Engine
+        except ImportError as error:
+            raise _missing(backend, str(error)) from error
+        self._engine = made(path.resolve(), model.vocab_size, self._ends)
 
     def compile(self, kind: str, source: Any, where: str = "grammar") -> Grammar:
         """One of KINDS; raises RequestError (SPECC-E0717) for what is no such thing, or too much for masks."""
-        from llguidance import LLMatcher, grammar_from
-
-        text = source if isinstance(source, str) else json.dumps(source)
         try:
-            if kind == "json":
-                grammar = LLMatcher.grammar_from_json_schema(text, {"whitespace_pattern": SPACE})
-            else:
-                grammar = grammar_from(kind, text)  # type: ignore[arg-type]
-            fault = LLMatcher.validate_grammar(grammar, self._tokenizer)
-        except (ValueError, TypeError) as error:
-            fault = str(error)
-        if fault and not fault.startswith("WARNING"):
+            if kind == "json" and isinstance(source, str):
+                source = json.loads(source)
+            return Grammar(self._engine.compile(kind, source), self._ends)
+        except (ValueError, TypeError, RecursionError) as error:
             raise RequestError(
-                "SPECC-E0717", f"the {kind} cannot be followed", where=where, found=fault[:300],
-                cure=f"correct {where}",
-            )  # fmt: skip
-        return Grammar(self._tokenizer, grammar, self._ends)
+                "SPECC-E0717", f"the {kind} cannot be followed", where=where, found=str(error)[:300],
+                cure=getattr(error, "cure", "") or f"correct {where}",
+            ) from error  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Grammar:
-    """A compiled grammar."""
+    """A compiled grammar. `begin` gives what reads a text from its beginning; `ends` are tokens that end one."""
 
-    tokenizer: Any
-    text: str
+    begin: Callable[[], Parser]
     ends: tuple[int, ...]
 
     def mask(self) -> TokenMask:
         """What follows it in one session."""
-        return _Follower(self)
+        return _Follower(self.begin(), self.ends)
 
 
 class _Follower:
     """A parser beside a text: it reads what was committed, looks at drafts, and takes them back."""
 
-    def __init__(self, grammar: Grammar) -> None:
-        from llguidance import LLMatcher
-
-        self._matcher = LLMatcher(grammar.tokenizer, grammar.text, log_level=0)
-        self._ends = grammar.ends
+    def __init__(self, parser: Parser, ends: tuple[int, ...]) -> None:
+        self._parser = parser
+        self._ends = ends
         self._read: list[int] = []
 
     def __call__(self, new: list[int], drafts: list[int], rows: list[memoryview[int]]) -> int:
         self._follow(new)
-        matcher = self._matcher
-        allowed = consumed = 0
+        allowed = taken = 0
         self._fill(rows[0])
         for draft in drafts:
-            if matcher.is_stopped():
-                if draft not in self._ends:
-                    break
-            elif matcher.validate_tokens([draft]):
-                matcher.consume_token(draft)
-                consumed += 1
-            else:
+            if not rows[allowed][draft // 8] >> draft % 8 & 1:
                 break
+            if not self._parser.over():
+                self._parser.take(draft)
+                taken += 1
             allowed += 1
             self._fill(rows[allowed])
-        if consumed:
-            matcher.rollback(consumed)
+        if taken:
+            self._parser.back(taken)
         self._check()
         return allowed
 
@@ -120,26 +162,26 @@ class _Follower:
         while kept < min(len(new), len(self._read)) and new[kept] == self._read[kept]:
             kept += 1
         if kept < len(self._read):
-            self._matcher.rollback(len(self._read) - kept)
+            self._parser.back(len(self._read) - kept)
         self._read = new[:kept]
         for token in new[kept:]:
-            if self._matcher.is_stopped():
+            if self._parser.over():
                 break
-            self._matcher.consume_token(token)
+            self._parser.take(token)
             self._read.append(token)
         self._check()
 
     def _fill(self, row: memoryview[int]) -> None:
-        if self._matcher.is_stopped():  # nothing can follow but the end
-            row[:] = bytes(len(row))
-            for end in self._ends:
-                row[end // 8] |= 1 << end % 8
-        else:
-            row[:] = self._matcher.compute_bitmask()[: len(row)]  # (it has a word to spare)
+        if not self._parser.over():
+            self._parser.fill(row)
+            return
+        row[:] = bytes(len(row))
+        for end in self._ends:
+            row[end // 8] |= 1 << end % 8
 
     def _check(self) -> None:
-        if self._matcher.is_error():
+        if fault := self._parser.fault():
             raise RequestError(
-                "SPECC-E0717", "the grammar cannot be followed further",
-                found=self._matcher.get_error()[:300], cure="simplify the grammar",
+                "SPECC-E0717", "the grammar cannot be followed further", found=fault[:300],
+                cure="simplify the grammar",
             )  # fmt: skip

@@ -6,7 +6,7 @@ import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from specc.errors import ModelError
-from specc.ir.importers.token_bytes import token_bytes
+from specc.ir.importers.token_bytes import decoded_bytes, token_bytes
 
 TEXT = "caf\u00e9 \u6771\U0001f642  two\n spaces"
 HEX = {f"<0x{byte:02X}>": byte + 1 for byte in range(256)}
@@ -71,3 +71,19 @@ def test_special_tokens_are_names() -> None:
     found = token_bytes(tokenizer.to_str())
     assert found.special == {tokenizer.token_to_id("<end>"): "<end>"}
     assert found.text[tokenizer.token_to_id("caf\u00e9")] == "caf\u00e9".encode()
+
+
+@pytest.mark.parametrize("make", [byte_level, byte_fallback])
+def test_decoded_bytes_are_what_tokenizers_decodes(make: object) -> None:
+    tokenizer: Tokenizer = make()  # type: ignore[operator]
+    tokenizer.add_special_tokens([AddedToken("<end>", special=True)])
+    tokenizer.add_tokens(
+        [AddedToken("\u2581\u2581", special=False), AddedToken("caf\u00e9", special=False)]
+    )
+    found = decoded_bytes(tokenizer.to_str())
+    assert tokenizer.token_to_id("<end>") not in found
+    around = tokenizer.encode("spaces", add_special_tokens=False).ids
+    for name in ("\u2581\u2581", "caf\u00e9"):
+        ids = [*around, tokenizer.token_to_id(name), *around]
+        text = b"".join(found[i] for i in ids).decode(errors="replace")
+        assert text == tokenizer.decode(ids)

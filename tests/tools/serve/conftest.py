@@ -6,6 +6,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import openai
@@ -32,8 +33,8 @@ class Server:
 
 
 @contextmanager
-def running(artifact: Path, *flags: object) -> Iterator[Server]:
-    with started("serve", artifact, "--port", 0, *flags) as (process, told):
+def running(artifact: Path, *flags: object, torch: bool = False) -> Iterator[Server]:
+    with started("serve", artifact, "--port", 0, *flags, torch=torch) as (process, told):
         server = Server(process, told["url"], told["model"], told["slots"])
         try:
             yield server
@@ -59,4 +60,4 @@ def server(tiny_artifact: Path) -> Iterator[Server]:
 @pytest.fixture
 def start(tiny_artifact: Path) -> Callable[..., object]:
     """Another server, with flags of its own."""
-    return lambda *flags: running(tiny_artifact, *flags)
+    return partial(running, tiny_artifact)

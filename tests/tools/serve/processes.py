@@ -1,4 +1,4 @@
-"""Verbs of specc in processes of their own, without torch."""
+"""Verbs of specc in processes of their own, without torch unless a test asks for it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,17 @@ from contextlib import contextmanager
 from typing import Any
 
 # Whoever imports torch gets an ImportError.
-SPECC = "import sys; sys.modules['torch'] = None; from specc.cli import main; sys.exit(main())"
+NO_TORCH = "import sys; sys.modules['torch'] = None"
+SPECC = "import sys; from specc.cli import main; sys.exit(main())"
 
 
 @contextmanager
-def started(*words: object) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
+def started(
+    *words: object, torch: bool = False
+) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
     """The process of `specc WORDS --json`, and the line that says that it is ready; killed in the end."""
-    command = [sys.executable, "-c", SPECC, *map(str, words), "--json"]
+    code = SPECC if torch else f"{NO_TORCH}; {SPECC}"
+    command = [sys.executable, "-c", code, *map(str, words), "--json"]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )

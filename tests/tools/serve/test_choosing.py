@@ -166,6 +166,17 @@ def test_b28_a_schema_is_followed_whoever_drafts(
         jsonschema.validate(json.loads(answer.choices[0].text), SCHEMA)
 
 
+def test_another_engine_of_grammars(start: Any) -> None:
+    with start("--grammar-backend", "xgrammar", torch=True) as server:
+        for k in (0, 4):
+            extra = {"guided_json": SCHEMA}
+            answer = complete(server, k, max_tokens=120, temperature=1.0, seed=1, extra_body=extra)
+            jsonschema.validate(json.loads(answer.choices[0].text), SCHEMA)
+        with pytest.raises(openai.BadRequestError, match="uniqueItems") as refused:
+            complete(server, extra_body={"guided_json": {"type": "array", "uniqueItems": True}})
+        assert code_of(refused.value) == "SPECC-E0717"
+
+
 @pytest.mark.parametrize(
     ("extra", "right"),
     [

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from specc import flags, output
+from specc import flags, grammar, output
 from specc.checks import available_memory
 from specc.draft_service import MOST_CONNECTIONS
 from specc.errors import UsageError
@@ -45,6 +45,7 @@ def main(
     draft_deadline: float | None = None,
     on_draft_loss: Literal["plain", "503"] = "plain",
     method_policy: Path | None = None,
+    grammar_backend: Literal["guidance", "xgrammar"] = "guidance",
     replicas: str | None = None,
     metrics_prefix: str = "specc",
     threads: int = 0,
@@ -83,6 +84,7 @@ def main(
         on_draft_loss: What becomes of new requests while the draft service is unwell: plain serves them
             without it, 503 refuses them.
         method_policy: JSON file that says which method drafts when; read again when it changes.
+        grammar_backend: What follows JSON schemas and grammars: guidance (llguidance) or xgrammar.
         replicas: How many processes serve, 2, or 1:4 as texts wait: with Ray Serve, each with an artifact,
             threads, sessions and a queue of its own.
         metrics_prefix: Of the names on /metrics: vllm makes dashboards for vLLM work.
@@ -113,6 +115,8 @@ def main(
         raise flags.bad_value("--metrics-prefix", "a word", metrics_prefix)
     if api_key == "":
         raise flags.bad_value("--api-key", "a key", "nothing", "leave it out to serve anybody")
+    if grammar_backend != grammar.GUIDANCE:  # asked for: not only once a request needs it
+        grammar.require(grammar_backend)
     try:
         from specc.serve.opening import Opening
         from specc.serve.replicas import serve_replicas
@@ -141,6 +145,7 @@ def main(
     settings = Settings(
         served_model_name or manifest.name, sessions, max_queue, max_body, timeout, k, api_key,
         f"{metrics_prefix}:", length_policy, refuse_without_drafts=on_draft_loss == "503",
+        grammar_backend=grammar_backend,
     )  # fmt: skip
     drafts = None if draft_socket is None else draft_address.read(draft_socket, draft_tls)
     opening = Opening(artifact, threads, settings, drafts, draft_deadline, method_policy)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from specc import flags, prompts
 from specc.errors import RequestError, SpeccError
-from specc.grammar import Grammar, Grammars
+from specc.grammar import GUIDANCE, Grammar, Grammars
 from specc.runtime import ADAPTIVE, Artifact, Option
 from specc.runtime.draft_client import DraftClient
 from specc.serve import bodies
@@ -43,6 +43,7 @@ class Settings:
     metrics_prefix: str = "specc:"
     length_policy: str = "adaptive"
     refuse_without_drafts: bool = False
+    grammar_backend: str = GUIDANCE
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,7 @@ class Service:
     @cached_property
     def grammars(self) -> Grammars:
         """Over the artifact's tokens; raises RequestError (SPECC-E0716, E0605) where there can be none."""
-        return Grammars(self.engine)
+        return Grammars(self.engine, self.settings.grammar_backend)
 
     @cached_property
     def template(self) -> ChatTemplate:
