@@ -197,16 +197,16 @@ def played(folder: Path, libcuda: Path) -> dict[str, Any]:
 
 
 def test_tokens_are_those_of_transformers(played: dict[str, Any], model: Path) -> None:
-    speculated, plain, sampled = played["answers"]
+    speculated, plain, drawn = played["answers"]
     wanted = greedy(model, PROMPT, NEW)
     assert speculated["tokens"] == wanted
     assert speculated["accepted"] == 2 * (speculated["rounds"] + 1)  # the drafter is the target
     assert plain["tokens"] == wanted[:4]
-    assert sampled["tokens"] == _sampled(model, 6, 0.8, 5)
+    assert drawn["tokens"] == sampled(model, 6, 0.8, 5)
     assert played["living"] == 0  # memory of the GPU was given back
 
 
-def _sampled(model: Path, count: int, temperature: float, seed: int) -> list[int]:
+def sampled(model: Path, count: int, temperature: float, seed: int) -> list[int]:
     """Tokens by the noise that the README of the runtime defines, over transformers' logits."""
     from transformers import AutoModelForCausalLM
 

@@ -40,12 +40,11 @@ from tests.backends.cuda.compiled import Player
 from tests.backends.cuda.cubins import cubins, images, listed, sass
 from tests.backends.cuda.playing import python
 from tests.backends.cuda.recorded import compiled_for
-from tests.backends.test_cuda import NEW, PROMPT, _sampled, model
+from tests.backends.test_cuda import NEW, PROMPT, sampled
 from tests.backends.test_cuda_drafters import CHAINS
 from tests.conftest import greedy
 from tests.passes import toy
 
-assert model  # the fixture
 assert _kernels  # defines specc_cuda
 
 ARCH = "sm_90"
@@ -197,6 +196,24 @@ def test_the_first_choice_passes_over_nan(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
+def model(shared_folder: Path) -> Path:
+    """A random Qwen3 of two layers: its norms over heads of 16 are of fewer threads than a warp."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    folder = shared_folder / "cuda-qwen3"
+    with FileLock(str(folder) + ".lock"):
+        if not folder.exists():
+            torch.manual_seed(0)
+            config = Qwen3Config(
+                vocab_size=70, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
+                num_key_value_heads=1, head_dim=16, max_position_embeddings=64, tie_word_embeddings=False,
+                initializer_range=0.4,
+            )  # fmt: skip
+            Qwen3ForCausalLM(config).eval().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
 def folder(model: Path, shared_folder: Path) -> Path:
     """An artifact that drafts with the target itself, so that every draft is right, and its kernels for the CPU."""
     made = shared_folder / "tvm-cuda-draft"
@@ -236,12 +253,12 @@ def test_tokens_are_those_of_transformers_and_a_round_waits_once(
     told = json.loads(
         python("tests.backends.cuda.interpreted", str(folder), str(libcuda), given=asked)
     )
-    speculated, plain, sampled = told["answers"]
+    speculated, plain, drawn = told["answers"]
     wanted = greedy(model, PROMPT, NEW)
     assert speculated["tokens"] == wanted
     assert speculated["accepted"] == 2 * (speculated["rounds"] + 1)  # the drafter is the target
     assert plain["tokens"] == wanted[:4]
-    assert sampled["tokens"] == _sampled(model, 6, 0.8, 5)
+    assert drawn["tokens"] == sampled(model, 6, 0.8, 5)
     assert told["living"] == 0
     counts, rounds = speculated["counts"], speculated["rounds"]
     assert counts["cuStreamSynchronize"] == rounds

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import tvm
 from tvm import s_tir, tirx
@@ -64,25 +64,23 @@ def scheduled(function: Any) -> Any:
     return chosen(module)["main"]
 
 
-@tvm.ir.instrument.pass_instrument
-class _Split:
-    """Keeps the module as it is when host and device have been split, and calls are calls still."""
-
-    module: ClassVar[Any] = None
-
-    def run_before_pass(self, module: Any, info: Any) -> None:
-        if str(info.name).endswith("MakePackedAPI"):
-            type(self).module = module
-
-
 def device_code(kernels: Kernels, arch: str) -> DeviceCode:
     """What the device runs of a leaf. Raises BackendError (SPECC-E0442) where TVM fails, or does what is not known."""
-    with told(kernels.name), tvm.transform.PassContext(instruments=[_Split()]):
-        built = tvm.tirx.build(kernels.module, target=target(arch))
-        (device,) = built.imports
+    split: list[Any] = []
+
+    @tvm.ir.instrument.pass_instrument
+    class Watch:
+        """Keeps the module as it is when host and device have been split, and calls are calls still."""
+
+        def run_before_pass(self, module: Any, info: Any) -> None:
+            if str(info.name).endswith("MakePackedAPI"):
+                split.append(module)
+
+    with told(kernels.name), tvm.transform.PassContext(instruments=[Watch()]):
+        (device,) = tvm.tirx.build(kernels.module, target=target(arch)).imports
         source = str(device.inspect_source())
     launches = {}
-    for name, function in _Split.module.functions.items():
+    for name, function in split[-1].functions.items() if split else ():
         if function.attrs.get("calling_conv", 0) == _DEVICE:
             continue
         calls = list(_launches(function, kernels.name))

@@ -240,10 +240,10 @@ int32_t specc_cuda_load(const void* cubin, const char* kernel, uint32_t shared_b
   return specc::recorded([&] { *result = gpu->load(cubin, kernel, shared_bytes); });
 }
 
-int32_t specc_cuda_launch(CUfunction kernel, uint32_t x, uint32_t y, uint32_t z, uint32_t warps, uint32_t shared_bytes,
+int32_t specc_cuda_launch(CUfunction kernel, uint32_t x, uint32_t y, uint32_t z, uint32_t threads, uint32_t shared_bytes,
                           const void* arguments, uint32_t count) {
   return specc::recorded([&] {
-    gpu->launch(kernel, x, y, z, warps, shared_bytes, static_cast<const specc::Argument*>(arguments), count);
+    gpu->launch(kernel, x, y, z, threads, shared_bytes, static_cast<const specc::Argument*>(arguments), count);
   });
 }
 

@@ -22,6 +22,6 @@ int32_t specc_cuda_empty(int64_t ndim, const int64_t* sizes, const int64_t* stri
                          int32_t device_index, specc_tensor** result);
 int32_t specc_cuda_clone(specc_tensor* source, specc_tensor** result);
 int32_t specc_cuda_load(const void* cubin, const char* kernel, uint32_t shared_bytes, CUfunction* result);
-int32_t specc_cuda_launch(CUfunction kernel, uint32_t x, uint32_t y, uint32_t z, uint32_t warps, uint32_t shared_bytes,
+int32_t specc_cuda_launch(CUfunction kernel, uint32_t x, uint32_t y, uint32_t z, uint32_t threads, uint32_t shared_bytes,
                           const void* arguments, uint32_t count);  // these are specc::Argument
 }

@@ -217,9 +217,9 @@ CUfunction Gpu::load(const void* cubin, const char* kernel, uint32_t shared_byte
   return function;
 }
 
-void Gpu::launch(CUfunction kernel, uint32_t x, uint32_t y, uint32_t z, uint32_t warps, uint32_t shared_bytes,
+void Gpu::launch(CUfunction kernel, uint32_t x, uint32_t y, uint32_t z, uint32_t threads, uint32_t shared_bytes,
                  const Argument* arguments, uint32_t count) {
-  launches_.add(kernel, x, y, z, warps, shared_bytes, arguments, count);
+  launches_.add(kernel, x, y, z, threads, shared_bytes, arguments, count);
 }
 
 }  // namespace specc

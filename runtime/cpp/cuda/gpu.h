@@ -47,7 +47,7 @@ class Gpu {
 
   CUfunction load(const void* cubin, const char* kernel, uint32_t shared_bytes);
   // Kept back until the GPU is asked for something else: so failures show there.
-  void launch(CUfunction kernel, uint32_t x, uint32_t y, uint32_t z, uint32_t warps, uint32_t shared_bytes,
+  void launch(CUfunction kernel, uint32_t x, uint32_t y, uint32_t z, uint32_t threads, uint32_t shared_bytes,
               const Argument* arguments, uint32_t count);
 
  private:

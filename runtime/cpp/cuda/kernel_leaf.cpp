@@ -69,7 +69,7 @@ void LeafRun::launch(CUfunction& kernel, const void* code, const char* name, std
   const int64_t* blocks = grid.begin();
   if (std::min({blocks[0], blocks[1], blocks[2]}) < 1) return;  // of no rows
   must(specc_cuda_launch(kernel, static_cast<uint32_t>(blocks[0]), static_cast<uint32_t>(blocks[1]),
-                         static_cast<uint32_t>(blocks[2]), threads / 32, 0, arguments, count));
+                         static_cast<uint32_t>(blocks[2]), threads, 0, arguments, count));
 }
 
 void LeafRun::give(std::initializer_list<int32_t> values) {

@@ -13,10 +13,10 @@ constexpr char kWhere[] = "a round's launches";
 
 }  // namespace
 
-void Launches::add(CUfunction kernel, uint32_t x, uint32_t y, uint32_t z, uint32_t warps, uint32_t shared_bytes,
+void Launches::add(CUfunction kernel, uint32_t x, uint32_t y, uint32_t z, uint32_t threads, uint32_t shared_bytes,
                    const Argument* arguments, uint32_t count) {
   const auto pair = [](uint32_t low, uint32_t high) { return uint64_t{low} | uint64_t{high} << 32; };
-  words_.insert(words_.end(), {reinterpret_cast<uint64_t>(kernel), pair(x, y), pair(z, warps), shared_bytes, count});
+  words_.insert(words_.end(), {reinterpret_cast<uint64_t>(kernel), pair(x, y), pair(z, threads), shared_bytes, count});
   for (uint32_t i = 0; i < count; i++) {
     uint64_t word = 0;
     std::memcpy(&word, arguments[i].at, arguments[i].bytes);
@@ -49,7 +49,7 @@ void Launches::play(const Cuda& cuda, CUstream stream, const Words& words) {
     const auto low = [&](size_t i) { return static_cast<uint32_t>(words[at + i]); };
     const auto high = [&](size_t i) { return static_cast<uint32_t>(words[at + i] >> 32); };
     const CUresult result =
-        cuda.cuLaunchKernel(reinterpret_cast<CUfunction>(words[at]), low(1), high(1), low(2), 32 * high(2), 1, 1, low(3),
+        cuda.cuLaunchKernel(reinterpret_cast<CUfunction>(words[at]), low(1), high(1), low(2), high(2), 1, 1, low(3),
                             stream, arguments.data(), nullptr);
     cuda_check(cuda, result, "cuLaunchKernel", kWhere);
   }

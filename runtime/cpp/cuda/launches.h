@@ -17,7 +17,7 @@ struct Argument {
 class Launches {
  public:
   // Takes copies of the arguments.
-  void add(CUfunction kernel, uint32_t x, uint32_t y, uint32_t z, uint32_t warps, uint32_t shared_bytes,
+  void add(CUfunction kernel, uint32_t x, uint32_t y, uint32_t z, uint32_t threads, uint32_t shared_bytes,
            const Argument* arguments, uint32_t count);
 
   // Launches in `stream` what was added, and forgets it: kernel by kernel what is new, as one CUDA graph, recorded then,
@@ -28,7 +28,7 @@ class Launches {
   void clear(const Cuda& cuda) noexcept;
 
  private:
-  // For each launch its kernel, grid, warps, shared bytes and number of arguments in five words, then these.
+  // For each launch its kernel, grid, threads, shared bytes and number of arguments in five words, then these.
   using Words = std::vector<uint64_t>;
 
   struct Recorded {

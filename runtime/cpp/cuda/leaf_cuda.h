@@ -17,7 +17,7 @@ typedef void* cudaStream_t;  // there is one stream, and launching knows it
 
 int32_t specc_cuda_enter(specc_tensor** in, int32_t n_in);
 int32_t specc_cuda_load(const void* cubin, const char* kernel, uint32_t shared_bytes, CUfunction* result);
-int32_t specc_cuda_launch(CUfunction kernel, uint32_t x, uint32_t y, uint32_t z, uint32_t warps, uint32_t shared_bytes,
+int32_t specc_cuda_launch(CUfunction kernel, uint32_t x, uint32_t y, uint32_t z, uint32_t threads, uint32_t shared_bytes,
                           const void* arguments, uint32_t count);
 }
 
@@ -57,5 +57,5 @@ struct SpeccArgument {
 template <size_t count>
 static inline void launchKernel(CUfunction kernel, uint32_t x, uint32_t y, uint32_t z, uint32_t warps,
                                 uint32_t shared_bytes, const SpeccArgument (&arguments)[count], cudaStream_t) {
-  specc_cuda_must(specc_cuda_launch(kernel, x, y, z, warps, shared_bytes, arguments, count));
+  specc_cuda_must(specc_cuda_launch(kernel, x, y, z, 32 * warps, shared_bytes, arguments, count));
 }

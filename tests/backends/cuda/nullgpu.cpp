@@ -171,10 +171,10 @@ CALL(cuModuleGetFunction, CUfunction* kernel, CUmodule module, const char* name)
   return 0;
 }
 CALL(cuFuncSetAttribute, CUfunction, int, int) return 0; }
-CALL(cuLaunchKernel, CUfunction kernel, unsigned x, unsigned y, unsigned z, unsigned, unsigned, unsigned, unsigned,
-     CUstream, void** arguments, void**)
+CALL(cuLaunchKernel, CUfunction kernel, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned, unsigned,
+     unsigned, CUstream, void** arguments, void**)
   Launch launch{reinterpret_cast<const Kernel*>(kernel), {x, y, z}, {}};
-  if (x == 0 || y == 0 || z == 0) return 1;
+  if (x == 0 || y == 0 || z == 0 || threads == 0 || threads > 1024) return 1;
   for (void** argument = arguments; *argument != nullptr; argument++) {  // the driver copies them as well
     launch.arguments.push_back(*static_cast<unsigned long long*>(*argument));
   }
