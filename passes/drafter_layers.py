@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import fx
 
 from specc.errors import PassError
 from specc.ir import Owner, StateBuffer, StateKind, TensorType, Weight
 from specc.ir.dialect import ops
-from specc.ir.importers.drafters import Attention, DrafterCheckpoint, DrafterSpec, Layer, Mlp, Rope
+from specc.ir.importers.drafters import DrafterCheckpoint, DrafterSpec, Layer, Rope
+from specc.passes.drafter_attention import TABLE, attending, kept_sizes
+from specc.passes.drafter_mlps import ACTIVATIONS, after_attention
 from specc.passes.head_rows import at_places
 from specc.passes.leaf_writer import PREFIX, LeafWriter
 
 aten = torch.ops.aten
-TABLE = f"{PREFIX}table"
-_ACTIVATIONS: dict[str, tuple[Any, dict[str, str]]] = {
-    "silu": (aten.silu.default, {}), "swish": (aten.silu.default, {}), "relu": (aten.relu.default, {}),
-    "gelu": (aten.gelu.default, {}), "gelu_pytorch_tanh": (aten.gelu.default, {"approximate": "tanh"}),
-}  # fmt: skip
 
 
 def given(drafter: DrafterCheckpoint | None) -> DrafterCheckpoint:
@@ -32,20 +27,15 @@ def given(drafter: DrafterCheckpoint | None) -> DrafterCheckpoint:
 def refuse_unknown_layers(spec: DrafterSpec) -> None:
     """Raise PassError (SPECC-E0366) for a layer or rope that this file cannot write."""
     for number, layer in enumerate(spec.layers):
-        attention, mlp = layer.attention, layer.mlp
         unknown = None
-        if not isinstance(attention, Attention):
-            unknown = "latent attention"
-        elif not isinstance(mlp, Mlp):
-            unknown = "a mixture of experts"
-        elif mlp.activation not in _ACTIVATIONS:
-            unknown = f"the activation {mlp.activation}"
-        elif spec.rope is None or spec.rope.interleaved:
-            unknown = "its rotary positions"
+        if layer.mlp.activation not in ACTIVATIONS:
+            unknown = f"the activation {layer.mlp.activation}"
+        elif spec.rope is None:
+            unknown = "no rotary positions"
         if unknown is not None:
             raise PassError(
                 "SPECC-E0366", f"a {spec.kind} drafter with {unknown} is not built yet",
-                where=f"layer {number} of the drafter", expected="attention by heads and a gated MLP",
+                where=f"layer {number} of the drafter", expected=f"rotary positions, and {', '.join(ACTIVATIONS)}",
                 cure="choose another drafter, or --method suffix",
             )  # fmt: skip
 
@@ -87,13 +77,14 @@ def caches(spec: DrafterSpec) -> list[StateBuffer]:
     """Keys and values of every layer."""
     buffers = []
     for number, layer in enumerate(spec.layers):
-        attention = layer.attention
-        assert isinstance(attention, Attention)
-        for letter in ("k", "v"):
-            type_ = TensorType("f32", (attention.kv_heads, "S", attention.head_dim))
+        heads, *widths = kept_sizes(layer.attention)
+        for letter, width in zip("kv", widths, strict=True):
             buffers.append(
-                StateBuffer(f"drafter.{letter}.{number}", type_, StateKind.KV_CACHE, Owner.DRAFTER)
-            )
+                StateBuffer(
+                    f"drafter.{letter}.{number}", TensorType("f32", (heads, "S", width)),
+                    StateKind.KV_CACHE, Owner.DRAFTER,
+                )
+            )  # fmt: skip
     return buffers
 
 
@@ -103,9 +94,8 @@ class LayerWriter:
     def __init__(self, writer: LeafWriter, spec: DrafterSpec, number: int) -> None:
         self.writer, self.spec, self.number = writer, spec, number
         self.layer: Layer = spec.layers[number]
-        assert isinstance(self.layer.attention, Attention)
-        self.attention: Attention = self.layer.attention
         self.name = f"{PREFIX}layers.{number}"
+        self.attention = attending(writer, spec, self.layer.attention, f"{self.name}.self_attn")
 
     def norm(self, x: fx.Node, name: str) -> fx.Node:
         return self.writer.norm(x, f"{self.name}.{name}", self.spec.norm_eps)
@@ -121,13 +111,8 @@ class LayerWriter:
 
     def keys_and_values(self, x: fx.Node, positions: fx.Node, rows: fx.Node) -> None:
         """Write keys and values of x [T, input] to the layer's cache."""
-        writer, width = self.writer, self.attention.head_dim
-        key = writer.heads(writer.linear(x, f"{self.name}.self_attn.k_proj"), width)
-        if self.attention.qk_norm:
-            key = self.norm(key, "self_attn.k_norm")
-        value = writer.heads(writer.linear(x, f"{self.name}.self_attn.v_proj"), width)
-        writer.keep(f"drafter.k.{self.number}", writer.rotate(key, positions, TABLE), rows)
-        writer.keep(f"drafter.v.{self.number}", value, rows)
+        for letter, part in zip("kv", self.attention.keys_and_values(x, positions), strict=True):
+            self.writer.keep(f"drafter.{letter}.{self.number}", part, rows)
 
     def attend(
         self,
@@ -143,36 +128,23 @@ class LayerWriter:
         rows that are a tree.
         """
         writer, attention = self.writer, self.attention
-        width, heads = attention.head_dim, attention.heads
         width_seen = attention.window if window is None else window
-        query = writer.linear(x, f"{self.name}.self_attn.q_proj")
-        gate = None
-        if attention.gated:
-            both = writer.heads(query, 2 * width)
-            query = writer.op(aten.slice.Tensor, both, -1, 0, width)
-            gate = writer.op(aten.slice.Tensor, both, -1, width, 2 * width)
-        else:
-            query = writer.heads(query, width)
-        if attention.qk_norm:
-            query = self.norm(query, "self_attn.q_norm")
-        query = writer.rotate(query, positions, TABLE)
+        query, gate = attention.queries(x, positions)
         attended = writer.op(
             ops.cached_attention.default, query, writer.state(f"drafter.k.{self.number}"),
-            writer.state(f"drafter.v.{self.number}"), *seen, parents, width**-0.5, width_seen, 0.0, None,
+            writer.state(f"drafter.v.{self.number}"), *seen, parents, attention.scale, width_seen, 0.0, None,
         )  # fmt: skip
         if gate is not None:
-            attended = writer.op(aten.mul.Tensor, attended, writer.op(aten.sigmoid.default, gate))
-        flat = writer.op(aten.reshape.default, attended, [-1, heads * width])
+            attended = writer.op(aten.mul.Tensor, attended, gate)
+        heads = self.layer.attention.heads
+        flat = writer.op(
+            aten.reshape.default, attended, [-1, heads * kept_sizes(self.layer.attention)[2]]
+        )
         return writer.linear(flat, f"{self.name}.self_attn.o_proj")
 
     def finish(self, attended: fx.Node, residual: fx.Node) -> fx.Node:
-        """Residual and MLP -> what the layer gives [T, H]."""
-        writer, mlp = self.writer, self.layer.mlp
-        assert isinstance(mlp, Mlp)
-        x = writer.op(aten.add.Tensor, residual, attended)
+        """Residual and MLP, or experts -> what the layer gives [T, H]."""
+        x = self.writer.op(aten.add.Tensor, residual, attended)
         normed = self.norm(x, "post_attention_layernorm")
-        function, how = _ACTIVATIONS[mlp.activation]
-        gate = writer.linear(normed, f"{self.name}.mlp.gate_proj")
-        gate = writer.builder.graph.call_function(function, (gate,), dict(how))
-        wide = writer.op(aten.mul.Tensor, gate, writer.linear(normed, f"{self.name}.mlp.up_proj"))
-        return writer.op(aten.add.Tensor, x, writer.linear(wide, f"{self.name}.mlp.down_proj"))
+        mixed = after_attention(self.writer, f"{self.name}.mlp", self.layer.mlp, normed)
+        return self.writer.op(aten.add.Tensor, x, mixed)

@@ -140,7 +140,11 @@ class EagleLeaves:
         spec = self.spec
         writer = LeafWriter(self.program, f"{PREFIX}layer.{number}", "layer", number)
         write = LayerWriter(writer, spec, number)
-        read = writer.value("read", "f32", "T", write.attention.input_size) if number == 0 else None
+        read = (
+            writer.value("read", "f32", "T", write.layer.attention.input_size)
+            if number == 0
+            else None
+        )
         x = writer.value("x", "f32", "T", spec.hidden_size)
         positions = writer.value("positions", "i64", "T")
         rows = writer.value("rows", "i64", "T")

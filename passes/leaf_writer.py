@@ -101,17 +101,26 @@ class LeafWriter:
 
     def heads(self, x: fx.Node, width: int) -> fx.Node:
         """[T, heads * D] -> [T, heads, D]."""
-        return self.op(aten.reshape.default, x, [-1, self._width(x) // width, width])
+        return self.op(aten.reshape.default, x, [-1, self.width(x) // width, width])
 
-    def _width(self, x: fx.Node) -> int:
+    def width(self, x: fx.Node) -> int:
+        """Of the last dimension of x."""
         infer_types(self.builder.graph)
         return int(type_of(x).shape[-1])
 
-    def rotate(self, x: fx.Node, positions: fx.Node, table: str) -> fx.Node:
-        """Rotary embedding of x [T, heads, D] by @table.cos, @table.sin [S, R], R <= D, halves paired."""
+    def rotate(
+        self, x: fx.Node, positions: fx.Node, table: str, *, interleaved: bool = False
+    ) -> fx.Node:
+        """Rotary embedding of x [T, heads, D] by @table.cos, @table.sin [S, R], R <= D, halves paired.
+
+        `interleaved`: channels 0 and 1, 2 and 3, ... are pairs; they leave as halves, queries and keys alike.
+        """
         rotary = int(self.program.weights[f"{table}.cos"].type.shape[1])
-        width = self._width(x)
+        width = self.width(x)
         turned = self.op(aten.slice.Tensor, x, -1, 0, rotary) if rotary < width else x
+        if interleaved:
+            pairs = (self.op(aten.slice.Tensor, turned, -1, i, rotary, 2) for i in range(2))
+            turned = self.cat(*pairs)
         cos, sin = (
             self.op(
                 aten.unsqueeze.default,

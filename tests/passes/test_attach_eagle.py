@@ -7,7 +7,7 @@ from expecttest import assert_expected_inline
 
 from specc.ir import DynamicTree
 from specc.ir.evaluate import evaluate
-from specc.ir.importers.drafters import Experts, Kind
+from specc.ir.importers.drafters import Kind, Mlp
 from specc.passes.attach_eagle import AttachEagle
 from tests.passes import toy
 
@@ -200,7 +200,7 @@ def test_a_draft_vocabulary_is_looked_up() -> None:
 
 def test_refuses() -> None:
     program = toy.after("declare-drafter", method="eagle3")
-    layer = replace(DRAFTER.spec.layers[0], mlp=Experts(4, 2, 8, "silu", "softmax", True))
+    layer = replace(DRAFTER.spec.layers[0], mlp=Mlp(8, "relu2"))
     cases = [
         (PASS, toy.after("gather-logits")),
         (AttachEagle(), program),
@@ -216,7 +216,7 @@ def test_refuses() -> None:
 SPECC-E0330 attach-eagle: the target keeps no features
 SPECC-E0354 attach-eagle: no drafter was given
 SPECC-E0367 attach-eagle: a medusa drafter does not feed on its own features
-SPECC-E0366 attach-eagle: a eagle3 drafter with a mixture of experts is not built yet
+SPECC-E0366 attach-eagle: a eagle3 drafter with the activation relu2 is not built yet
 SPECC-E0334 attach-eagle: this was done before, with other options: K
 SPECC-E0334 attach-eagle: this was done before, with other options: tree
 SPECC-E0369 attach-eagle: this tree does not fit: a eagle3 drafter grows trees: say how many nodes, not which""",

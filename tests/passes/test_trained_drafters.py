@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from specc.ir import SpeculativeProgram
-from specc.ir.importers.drafters import Target, load_drafter
+from specc.ir.importers.drafters import Target, load_drafter, load_native
 from specc.ir.importers.huggingface import import_model
 from specc.passes import pipelines
 from specc.passes.pipelines import Shape
@@ -92,6 +92,27 @@ def test_drafts_are_those_of_eager_code(
     assert len(drafted) >= 3
     for text, drafts in drafted:
         assert drafts == reference.draft(drafter, target()[0], text, len(drafts)), len(text)
+
+
+LAYERS: dict[str, Make] = {
+    "deepseek-v3": made(synthetic_mtp.deepseek, yarn=True),
+    "glm4": made(synthetic_mtp.glm),
+    "qwen3-next": made(synthetic_mtp.qwen),
+}
+"""MTP layers of targets, with experts, and DeepSeek's with latent attention; all else is as in DRAFTERS' mtp."""
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_drafts_of_layers_of_targets(name: str, tmp_path: Path) -> None:
+    model, imported = target()
+    folder = LAYERS[name](tmp_path / "model", model)
+    checkpoint = load_native(folder, Target.of(imported))
+    program = pipelines.trained(SHAPE, checkpoint.spec.kind, checkpoint)(imported)
+    drafted: list[tuple[list[int], list[int]]] = []
+    generate(program, PROMPT, 6, (2, 4, 0, 0, 4), chunk=3, drafted=drafted)
+    assert len(drafted) >= 3
+    for text, drafts in drafted:
+        assert drafts == reference.draft(folder, model, text, len(drafts)), len(text)
 
 
 def test_confidences_are_those_of_eager_code(drafter: Path, program: SpeculativeProgram) -> None:

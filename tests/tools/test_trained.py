@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from safetensors.torch import load_file, save_file
 
 from specc import trained
 from specc.driver import build_program
@@ -18,7 +17,6 @@ from specc.judge import check_request
 from specc.progress import SilentProgress
 from specc.request import DEFAULT_K, CompileRequest
 from tests.ir.importers.drafters import synthetic, synthetic_mtp
-from tests.ir.importers.tiny_models import tiny
 
 
 def folder(path: Path, kind: str, hidden: int, layers: int) -> str:
@@ -98,16 +96,7 @@ def test_the_drafter_that_is_meant(tmp_path: Path) -> None:
 def test_a_model_with_a_layer_that_drafts(tmp_path: Path) -> None:
     """GLM-4.x keeps it after the model's own layers, where it neither disturbs importing nor is forgotten."""
     values = {k: v for k, v in synthetic_mtp.GLM.items() if k != "partial_rotary_factor"}
-    model = tiny("glm4_moe", **{**values, "num_hidden_layers": 2, "num_nextn_predict_layers": 1})
-    model.save_pretrained(tmp_path / "model")
-    config = json.loads((tmp_path / "model/config.json").read_text())
-    made = load_file(synthetic_mtp.glm(tmp_path / "mtp", model) / "model.safetensors")
-    whole = load_file(tmp_path / "model/model.safetensors")
-    whole |= {n: t for n, t in made.items() if n.startswith("model.layers.2.")}
-    save_file(whole, tmp_path / "model/model.safetensors", metadata={"format": "pt"})
-    (tmp_path / "model/config.json").write_text(
-        json.dumps({**config, "num_nextn_predict_layers": 1})
-    )
+    synthetic_mtp.whole(tmp_path / "model", "glm4_moe", synthetic_mtp.glm, **values)
     imported = load_model(str(tmp_path / "model"))
     checkpoint = trained.load("mtp", str(tmp_path / "model"), None, imported)
     assert checkpoint.spec.source == "DeepSeek MTP"

@@ -70,6 +70,8 @@ def page(root: Path) -> str:
     ]
     types = ", ".join(_names(tests / "ir/importers/test_gguf.py", "KINDS"))
     formats = ", ".join(sorted(_names(tests / "ir/importers/drafters/test_parity.py", "DRAFTERS")))
+    native = ", ".join(_names(tests / "ir/importers/drafters/test_parity.py", "NATIVE"))
+    compiled = ", ".join(_names(tests / "passes/test_trained_drafters.py", "LAYERS"))
     through_tvm = _names(tests / "backends/test_tvm.py", "FAMILIES_TRIED")
     methods = ", ".join(_names(tests / "backends/test_tvm_engine.py", "METHODS"))
     lines += [
@@ -82,6 +84,8 @@ def page(root: Path) -> str:
         "", *_other_ways(tests),
         "", f"Tensor types of GGUF files: {types}.", "",
         f"Layouts of trained drafters, each with the drafts that eager code on the checkpoint makes: {formats}.", "",
+        f"MTP layers in a model's own files, read likewise: {native}. Programs draft with those of {compiled}, and an "
+        "artifact with the latent attention and the experts of deepseek-v3.", "",
         "A `.pt2` is tested with decoders of our own, written in several ways (`tests/ir/importers/test_pt2.py`).", "",
     ]  # fmt: skip
     return "\n".join(lines)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 
-from torch import Tensor
-
+from specc.ir.importers.drafters.files import Config
 from specc.ir.importers.drafters.layers import ACTIVATIONS, Parts
 from specc.ir.importers.drafters.spec import Experts, LatentAttention
 from specc.ir.types import TensorType
@@ -27,11 +26,7 @@ def read_experts(parts: Parts, source: str, name: str, hidden: int) -> Experts:
     correction = f"{source}.gate.e_score_correction_bias" in tensors
     if correction:
         parts.take(f"{source}.gate.e_score_correction_bias", [count], f"{name}.gate.correction")
-    if f"{source}.experts.gate_up_proj" in tensors:
-        _fused(parts, source, name, count, hidden, size)
-    else:
-        for expert in range(count):
-            _mlp(parts, f"{source}.experts.{expert}", f"{name}.experts.{expert}", hidden, size)
+    _take_experts(parts, f"{source}.experts", f"{name}.experts", count, hidden, size)
     shared, shared_gate = 0, False
     if deepseek:
         config.only("scoring_func", "sigmoid")
@@ -46,11 +41,39 @@ def read_experts(parts: Parts, source: str, name: str, hidden: int) -> Experts:
         _mlp(parts, source_shared, f"{name}.shared_expert", hidden, shared)
     if shared_gate:
         parts.take(f"{source}.shared_expert_gate.weight", [1, hidden], f"{name}.shared_gate.weight")
+    groups, per_token = _groups(config, count), config.integer("num_experts_per_tok")
+    if per_token > count // groups[0] * groups[1]:
+        raise config.bad("num_experts_per_tok", f"at most {count // groups[0] * groups[1]}")
     return Experts(
-        count, config.integer("num_experts_per_tok"), size, activation, "sigmoid" if deepseek else "softmax",
-        config.flag("norm_topk_prob", True), config.number("routed_scaling_factor", 1.0),
-        config.integer("n_group", 1), config.integer("topk_group", 1), correction, shared, shared_gate,
+        count, per_token, size, activation, "sigmoid" if deepseek else "softmax",
+        config.flag("norm_topk_prob", True), config.number("routed_scaling_factor", 1.0), *groups, correction, shared,
+        shared_gate,
     )  # fmt: skip
+
+
+def _groups(config: Config, count: int) -> tuple[int, int]:
+    """Into how many groups `count` experts are divided, and of how many of them a row's may be."""
+    groups = config.integer("n_group", 1)
+    if count % groups or (groups > 1 and count < 2 * groups):
+        raise config.bad("n_group", f"a divisor of {count} experts that leaves two or more in each")
+    chosen = config.integer("topk_group", 1)
+    if chosen > groups:
+        raise config.bad("topk_group", f"at most n_group, {groups}")
+    return groups, chosen
+
+
+def _take_experts(parts: Parts, source: str, name: str, count: int, hidden: int, size: int) -> None:
+    """Take all experts in one tensor each way, in which some files have them already."""
+    both, down = f"{source}.gate_up_proj", f"{source}.down_proj"
+    if both in parts.tensors:
+        parts.take(both, [count, 2 * size, hidden], f"{name}.gate_up_proj")
+        parts.take(down, [count, hidden, size], f"{name}.down_proj")
+        return
+    take, every = parts.tensors.take, [f"{source}.{expert}" for expert in range(count)]
+    wide = [take(f"{e}.{w}.weight", [size, hidden]) for e in every for w in _GATED[:2]]
+    narrow = [take(f"{e}.down_proj.weight", [hidden, size]) for e in every]
+    parts.weights[f"{name}.gate_up_proj"] = _by_expert(wide, count)
+    parts.weights[f"{name}.down_proj"] = _by_expert(narrow, count)
 
 
 def _mlp(parts: Parts, source: str, name: str, hidden: int, size: int) -> None:
@@ -59,25 +82,12 @@ def _mlp(parts: Parts, source: str, name: str, hidden: int, size: int) -> None:
         parts.take(f"{source}.{which}.weight", shape, f"{name}.{which}.weight")
 
 
-def _fused(parts: Parts, source: str, name: str, count: int, hidden: int, size: int) -> None:
-    """Experts in one tensor each way, [E, 2I, H] with gates first, and [E, H, I]."""
-    both = parts.tensors.take(f"{source}.experts.gate_up_proj", [count, 2 * size, hidden])
-    down = parts.tensors.take(f"{source}.experts.down_proj", [count, hidden, size])
-    wide, narrow = TensorType("f32", (size, hidden)), TensorType("f32", (hidden, size))
-    for expert in range(count):
-        to = f"{name}.experts.{expert}"
-        parts.weights[f"{to}.gate_proj.weight"] = _part(both, wide, expert, 0)
-        parts.weights[f"{to}.up_proj.weight"] = _part(both, wide, expert, size)
-        parts.weights[f"{to}.down_proj.weight"] = _part(down, narrow, expert, 0)
-
-
-def _part(fused: Weight, type_: TensorType, expert: int, begin: int) -> Weight:
-    """Rows of one expert from `begin` on."""
-
-    def rows(tensor: Tensor) -> Tensor:
-        return tensor[expert, begin : begin + type_.at()[0]].contiguous()
-
-    return fused.derive(f"expert {expert} from {begin}", type_, rows)
+def _by_expert(rows: list[Weight], count: int) -> Weight:
+    """Matrices below each other, as many rows for each expert, as [count, ...] of one for each."""
+    below = Weight.stacked(rows)
+    total, columns = below.type.at()
+    type_ = TensorType("f32", (count, total // count, columns))
+    return below.derive("by expert", type_, lambda t: t.reshape(type_.at()))
 
 
 def read_latent(parts: Parts, source: str, name: str, hidden: int) -> LatentAttention:
@@ -104,7 +114,7 @@ def read_latent(parts: Parts, source: str, name: str, hidden: int) -> LatentAtte
     for which, shape in shapes.items():
         parts.take(f"{source}.{which}", shape, f"{name}.{which}")
     return LatentAttention(
-        heads, q_rank, kv_rank, nope, turning, value, _scale(parts, nope + turning), bias
+        heads, q_rank, kv_rank, nope, turning, value, hidden, _scale(parts, nope + turning), bias
     )
 
 

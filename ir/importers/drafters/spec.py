@@ -12,8 +12,9 @@ hidden state *after the final norm* (what feeds the head). Weights have these na
     layers.{i}.{input_layernorm,hidden_norm,post_attention_layernorm}.weight
     layers.{i}.self_attn.{q,k,v,o}_proj.{weight,bias}, .{q,k}_norm.weight
     layers.{i}.self_attn.{q_a_proj,q_b_proj,kv_a_proj_with_mqa,kv_b_proj,...}: latent attention
-    layers.{i}.mlp.{gate,up,down}_proj.weight, or of experts .mlp.gate.{weight,correction},
-        .mlp.experts.{e}.*_proj.weight, .mlp.shared_expert.*_proj.weight, .mlp.shared_gate.weight
+    layers.{i}.mlp.{gate,up,down}_proj.weight, or of experts .mlp.gate.{weight [E, H],correction [E]},
+        .mlp.experts.gate_up_proj [E, 2I, H], gates first, .mlp.experts.down_proj [E, H, I],
+        .mlp.shared_expert.{gate,up,down}_proj.weight, .mlp.shared_gate.weight [1, H]
     markov_head.{markov_w1,markov_w2,gate_proj,joint_proj}.*, confidence_head.proj.*
     heads.{i}.blocks.{b}.{weight [H, H],bias [H]}, heads.{i}.lm_head.weight [V, H]
 
@@ -114,7 +115,8 @@ class Attention:
 class LatentAttention:
     """DeepSeek's multi-head latent attention: q_a/q_b, kv_a (with the shared rotary key), kv_b, o projections.
 
-    `q_rank` 0: a plain q_proj. Scores are scaled by `scale`; only the last `rope_dim` channels of a head turn.
+    `q_rank` 0: a plain q_proj. q_a (or q_proj) and kv_a read `input_size` channels. Scores are scaled by `scale`; only
+    the last `rope_dim` channels of a head turn.
     """
 
     heads: int
@@ -123,6 +125,7 @@ class LatentAttention:
     nope_dim: int
     rope_dim: int
     value_dim: int
+    input_size: int
     scale: float
     bias: bool = False
     norm_eps: float = 1e-6
@@ -141,7 +144,8 @@ class Mlp:
 class Experts:
     """A mixture of experts, each an Mlp. `scoring`: softmax or sigmoid of the router's logits.
 
-    `correction`: a bias by which experts are chosen, not weighted; `groups` of which `groups_per_token` may be chosen.
+    `correction`: a bias by which experts are chosen, not weighted; `groups`, of two experts or more, of which those
+    `groups_per_token` may be chosen whose two best experts have the greatest sum.
     `shared_size`: width of the expert that all tokens take (0: none), `shared_gate`: scaled by a sigmoid of its own.
     """
 

@@ -125,6 +125,11 @@ class Computed:
             )
             return self.linear(wide, f"{which}.down_proj")
 
+        def expert(which: int, row: Tensor) -> Tensor:
+            both = self.weights[f"{name}.experts.gate_up_proj"][which]
+            gate, up = (both @ row).chunk(2)
+            return self.weights[f"{name}.experts.down_proj"][which] @ (act(gate) * up)
+
         if isinstance(layer, Mlp):
             return one(name, x)
         logits = x @ self.weights[f"{name}.gate.weight"].T
@@ -140,7 +145,7 @@ class Computed:
         if layer.normalise:
             shares = shares / shares.sum(-1, keepdim=True)
         out = torch.stack([
-            sum(s * layer.scale * one(f"{name}.experts.{int(e)}", row) for e, s in zip(ids, share, strict=True))
+            sum(s * layer.scale * expert(int(e), row) for e, s in zip(ids, share, strict=True))
             for row, ids, share in zip(x, chosen, shares, strict=True)
         ])  # fmt: skip
         if layer.shared_size:

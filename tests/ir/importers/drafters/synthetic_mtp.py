@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
 from tests.ir.importers.drafters.synthetic import Maker, Tensors, speculators_config, write
+from tests.ir.importers.tiny_models import tiny
 
 DEEPSEEK = {
     "q_lora_rank": 12, "kv_lora_rank": 10, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6,
@@ -50,7 +56,7 @@ def _with_target(m: Maker, tensors: Tensors) -> Tensors:
 def experts(m: Maker, name: str, *, deepseek: bool, shared: int, fused: bool = False) -> Tensors:
     made: Tensors = {f"{name}.gate.weight": m.make(4, m.hidden)}
     if deepseek:
-        made[f"{name}.gate.e_score_correction_bias"] = m.make(4)
+        made[f"{name}.gate.e_score_correction_bias"] = m.make(4, scale=3.0)
     if fused:
         made[f"{name}.experts.gate_up_proj"] = m.make(4, 32, m.hidden)
         made[f"{name}.experts.down_proj"] = m.make(4, m.hidden, 16)
@@ -198,3 +204,45 @@ def speculators(folder: Path, model: PreTrainedModel, kind: str = "qwen3", **key
         {**speculators_config("mtp", layers, 3, num_nextn_predict_layers=1), **keys},
         tensors,
     )
+
+
+def whole(
+    folder: Path, kind: str, make: Callable[..., Path], layers: int = 2, **values: Any
+) -> PreTrainedModel:
+    """A tiny target with the MTP layer that `make` makes behind its own layers, as DeepSeek and GLM-4.x keep it."""
+    model = tiny(kind, **{**values, "num_hidden_layers": layers})
+    model.save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text()) | {"num_nextn_predict_layers": 1}
+    (folder / "config.json").write_text(json.dumps(config))
+    made = load_file(make(folder / "mtp", model) / "model.safetensors")
+    shutil.rmtree(folder / "mtp")
+    tensors = load_file(folder / "model.safetensors")
+    tensors |= {n: t for n, t in made.items() if n.startswith(f"model.layers.{layers}.")}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return model
+
+
+def knowing(folder: Path) -> None:
+    """A DeepSeek-V3 of one layer of experts, and an MTP layer that is a copy of it and reads tokens alone.
+
+    So it says what the target says, but for the text's first token, which an MTP layer never sees.
+    """
+    whole(folder, "deepseek_v3", deepseek, 1, **DEEPSEEK | {"first_k_dense_replace": 0})
+    tensors = load_file(folder / "model.safetensors")
+    own, layer = "model.layers.0.", "model.layers.1."
+    # What is attended to, and what experts say of it, decides.
+    for name in tensors:
+        tensors[name] *= (
+            4 if name.endswith(("lm_head.weight", "q_b_proj.weight", "down_proj.weight")) else 1
+        )
+    copied = {n.replace(own, layer): t.clone() for n, t in tensors.items() if n.startswith(own)}
+    table = tensors["model.embed_tokens.weight"]
+    table /= table.pow(2).mean(-1, keepdim=True).sqrt()  # what a norm leaves as it is
+    hidden = table.shape[1]
+    tensors |= copied | {
+        f"{layer}embed_tokens.weight": table.clone(), f"{layer}enorm.weight": torch.ones(hidden),
+        f"{layer}shared_head.head.weight": tensors["lm_head.weight"].clone(),
+        f"{layer}eh_proj.weight": torch.cat([torch.eye(hidden), torch.zeros(hidden, hidden)], 1),
+        f"{layer}shared_head.norm.weight": tensors["model.norm.weight"].clone(),
+    }  # fmt: skip
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})

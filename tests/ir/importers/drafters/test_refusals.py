@@ -291,3 +291,16 @@ def test_models_without_a_layer_that_drafts(
     drop("model.mtp_layers.0.hidden_layernorm.weight")(folder)
     with pytest.raises(ModelError, match="SPECC-E0274"):
         load_native(folder, target)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("n_group", 3), ("n_group", 4), ("topk_group", 3), ("num_experts_per_tok", 3)],
+)
+def test_experts_that_cannot_be_chosen(
+    key: str, value: int, tmp_path: Path, model: PreTrainedModel, target: Target
+) -> None:
+    """Of 4 experts in 2 groups, of which one is chosen."""
+    folder = synthetic_mtp.deepseek(tmp_path / "a", model, **{key: value})
+    with pytest.raises(ModelError, match=f"SPECC-E0278.*{key}"):
+        load_native(folder, target)
