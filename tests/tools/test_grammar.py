@@ -204,6 +204,11 @@ def test_xgrammar_heeds_a_schema_or_it_is_refused(engine: Artifact) -> None:
         ({"$ref": "https://example.com/schema"}, "this $ref at #"),
         ({"type": "integer", "multipleOf": 5000}, "multipleOf, no whole number up to 1024, at #"),
         ({"type": "string", "pattern": "^(?=a)b$"}, "a pattern that looks ahead at #"),
+        ({"type": "string", "pattern": "a\"b"}, "a pattern with a quote, a backslash or a control character at #"),
+        (
+            {"type": "object", "patternProperties": {r"[\n]": {}}},
+            "a pattern with a quote, a backslash or a control character at #",
+        ),
         (reduce(lambda inner, _: {"items": inner}, range(70), {}), "what is deeper than 64 levels"),
         ({"type": "number", "multipleOf": 2}, "multipleOf of one number at #"),
     ],
@@ -215,6 +220,25 @@ def test_what_xgrammar_would_not_heed_is_refused_by_name(
         Grammars(engine, XGRAMMAR).compile("json", schema)
     assert refused.value.found == f"{lost} is not heeded by xgrammar"
     assert "--grammar-backend guidance" in refused.value.cure
+
+
+def test_patterns_that_leave_such_characters_out_are_followed(engine: Artifact) -> None:
+    grammars, schema = Grammars(engine, XGRAMMAR), {"type": "string", "pattern": r'^[^"\\]\.$'}
+    words = (engine.manifest.model.vocab_size + 31) // 32
+    for text, valid in (('"b."', True), ('"\n."', False), ('"""', False)):
+        drafts = engine.tokenize(text)
+        rows = [memoryview(bytearray(4 * words)) for _ in range(len(drafts) + 1)]
+        taken = grammars.compile("json", schema).mask()([], drafts, rows)
+        assert (taken == len(drafts)) is valid, text
+
+
+@pytest.mark.parametrize("expression", [r"\Aab", r"a\Z", "[[:alpha:]]+"])
+def test_expressions_that_xgrammar_reads_otherwise_are_refused(
+    engine: Artifact, expression: str
+) -> None:
+    with pytest.raises(RequestError, match="SPECC-E0717") as refused:
+        Grammars(engine, XGRAMMAR).compile("regex", expression)
+    assert "is not heeded by xgrammar" in (refused.value.found or "")
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,14 @@ _PYTHON: Mapping[str, type | tuple[type, ...]] = {
     "null": type(None),
 }  # fmt: skip
 _LOOKS_AHEAD = re.compile(r"\(\?[=!]")
+_UNESCAPED = re.compile(
+    r"\[\^(?:\\.|[^\]\\])*\]"
+    r"|(?P<found>[\"\x00-\x1f]|\\(?:[\"\\0bcfnrtv]|x(?:[01].|22|5[cC])|u(?:00(?:[01].|22|5[cC])|\{)))"
+    r"|\\.",
+    re.DOTALL,
+)  # fmt: skip
+"""What stands in JSON by an escape alone, in a pattern; or what is no such thing, as in [^"]."""
+
 _MOST_MULTIPLE = 1024
 _LOCAL = ("#/$defs/", "#/definitions/", "#/properties/")
 _SCHEMAS = ("$defs", "definitions", "properties", "patternProperties")
@@ -92,8 +100,11 @@ def _words(schema: dict[str, Any]) -> Iterator[str]:
     if "multipleOf" in here and schema["multipleOf"] not in range(1, _MOST_MULTIPLE + 1):
         yield f"multipleOf, no whole number up to {_MOST_MULTIPLE},"
     patterns = [schema.get("pattern"), *schema.get("patternProperties", ())]
-    if any(isinstance(each, str) and _LOOKS_AHEAD.search(each) for each in patterns):
-        yield "a pattern that looks ahead"
+    for each in (p for p in patterns if isinstance(p, str)):
+        if _LOOKS_AHEAD.search(each):
+            yield "a pattern that looks ahead"
+        if any(part["found"] for part in _UNESCAPED.finditer(each)):
+            yield "a pattern with a quote, a backslash or a control character"
 
 
 def _sound(schema: dict[str, Any], alone: str) -> bool:

@@ -26,6 +26,9 @@ _MOST_TEXT = 64 << 10
 _DOT = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\.", re.DOTALL)
 """A dot, which is no end of a line as in other engines; or what a dot is nothing special in."""
 
+_MISREAD = (r"\A", r"\Z", r"\z", "[[:", "[^[:")
+"""Anchors that it takes for letters, and classes by name, which it takes for their characters."""
+
 _MOST_KEPT = 64 << 20
 """Bytes of grammars that were compiled, for the next request that brings the same."""
 
@@ -75,7 +78,7 @@ class Engine:
                     json.dumps(source), strict_mode=False, max_whitespace_cnt=LONGEST_SPACE
                 )
             case "regex":
-                return self._compiler.compile_regex(_DOT.sub(_no_line_end, source))
+                return self._compiler.compile_regex(_DOT.sub(_as_elsewhere, source))
             case "choice":
                 names = " | ".join(json.dumps(each, ensure_ascii=False) for each in source)
                 return self._compiler.compile_grammar(f"root ::= {names}")
@@ -84,7 +87,9 @@ class Engine:
         return self._compiler.compile_lark(source)
 
 
-def _no_line_end(found: re.Match[str]) -> str:
+def _as_elsewhere(found: re.Match[str]) -> str:
+    if found[0].startswith(_MISREAD):
+        raise GrammarError(f"{found[0]} is not heeded by xgrammar", _CURE)
     return r"[^\n]" if found[0] == "." else found[0]
 
 
