@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,15 +15,16 @@ from typing import Any
 
 import pytest
 import torch
+import tvm_ffi
 from filelock import FileLock
 
 from specc.backends.base import Device
 from specc.backends.cuda import kernels as _kernels
 from specc.backends.cuda.forms import cuda_form
 from specc.backends.tvm.gpu.conversions import GpuConverter
-from specc.backends.tvm.gpu.launches import device_code, scheduled, target
+from specc.backends.tvm.gpu.launches import device_code, scheduled, target, text_alone
 from specc.backends.tvm.gpu.lower import lower
-from specc.backends.tvm.gpu.nvcc import Nvcc
+from specc.backends.tvm.gpu.nvcc import Nvcc, find_nvcc
 from specc.backends.tvm.kernels import lowered_for
 from specc.driver import build_program
 from specc.errors import BackendError, UsageError
@@ -323,6 +324,7 @@ def test_smollm2_is_machine_code_for_its_arch(arch: str, tmp_path: Path) -> None
         ({"quant": "int8"}, "--quant int8"),
         ({"quant": "bf16"}, "--quant bf16"),
         ({"static": True}, "--static"),
+        ({"tree": 4}, "--tree 4"),
     ],
 )
 def test_what_it_cannot_do_yet_is_refused(options: dict[str, Any], told: str) -> None:
@@ -353,8 +355,43 @@ def test_an_operation_without_a_form_is_refused_by_name() -> None:
             lowered_for(target(ARCH), function, GpuConverter, scheduled)
 
 
-def test_without_nvcc_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert shutil.which("nvcc") is not None
-    monkeypatch.setenv("NVCC", "no-such-compiler")
-    with pytest.raises(BackendError, match="SPECC-E0455"):
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (None, "compiler"), ("garbage", "compiler"), ("#!/bin/sh\nexit 0", "compiler"),
+        ("#!/bin/sh\necho Cuda compilation tools, release 11.8, V11.8.89", "release 11.8"),
+    ],
+)  # fmt: skip
+def test_without_a_compiler_that_is_new_enough_it_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None, found: str
+) -> None:
+    compiler = tmp_path / "compiler"
+    if text is not None:
+        compiler.write_text(text)
+        compiler.chmod(0o755)
+    monkeypatch.setenv("NVCC", str(compiler))
+    with pytest.raises(BackendError, match="SPECC-E0455") as refused:
         Nvcc()
+    assert found in (refused.value.found or "")
+
+
+def test_the_compiler_that_pip_installs_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Laid out as the wheel of nvidia-cuda-nvcc 13 is, which puts nothing on PATH; NVCC that says nothing is none."""
+    made = tmp_path / "nvidia/cu13/bin/nvcc"
+    made.parent.mkdir(parents=True)
+    made.touch(0o755)
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setenv("NVCC", "")
+    monkeypatch.delitem(sys.modules, "nvidia", raising=False)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    assert find_nvcc() == str(made)
+
+
+def test_tvm_is_not_asked_for_machine_code() -> None:
+    """It would compile each text where it finds NVIDIA's driver, by a package of its own choice."""
+    usual = tvm_ffi.get_global_func("tvm_callback_cuda_compile")
+    with text_alone():
+        assert not tvm_ffi.get_global_func("tvm_callback_cuda_compile")("no CUDA")
+    assert tvm_ffi.get_global_func("tvm_callback_cuda_compile").same_as(usual)

@@ -7,10 +7,12 @@ of launches is read instead, as expressions of the number of rows.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import tvm
+import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.ir import expr as ir_expr
 from tvm.ir.prim import expr as prim
@@ -76,7 +78,7 @@ def device_code(kernels: Kernels, arch: str) -> DeviceCode:
             if str(info.name).endswith("MakePackedAPI"):
                 split.append(module)
 
-    with told(kernels.name), tvm.transform.PassContext(instruments=[Watch()]):
+    with told(kernels.name), text_alone(), tvm.transform.PassContext(instruments=[Watch()]):
         (device,) = tvm.tirx.build(kernels.module, target=target(arch)).imports
         source = str(device.inspect_source())
     launches = {}
@@ -89,6 +91,23 @@ def device_code(kernels: Kernels, arch: str) -> DeviceCode:
         launches[name.name_hint] = calls[0]
     return DeviceCode(source, launches)
 
+
+@contextmanager
+def text_alone() -> Iterator[None]:
+    """Within it TVM writes CUDA's language and compiles none of it.
+
+    Where it finds NVIDIA's driver it would, by a package (cuda-bindings) that nothing here needs.
+    """
+    usual = tvm_ffi.get_global_func(_COMPILE)
+    tvm_ffi.register_global_func(_COMPILE, lambda _: b"", override=True)
+    try:
+        yield
+    finally:
+        tvm_ffi.register_global_func(_COMPILE, usual, override=True)
+
+
+_COMPILE = "tvm_callback_cuda_compile"
+"""What TVM asks for machine code of a module's text."""
 
 _DEVICE = 2
 """The calling convention of kernels (tvm/ir/function.h)."""
