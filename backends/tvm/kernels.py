@@ -124,7 +124,7 @@ def _failed(name: str, error: Exception) -> BackendError:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return BackendError(
         "SPECC-E0442", f"TVM cannot compile {name}", where=name, found=lines[-1][:300] if lines else repr(error),
-        cure="use --backend inductor, and report the model's architecture",
+        cure="leave out --backend tvm, and report the model's architecture",
     )  # fmt: skip
 
 

@@ -118,9 +118,7 @@ def _check_texts(request: CompileRequest) -> None:
 def _check_tree(request: CompileRequest) -> None:
     """Trees of trained drafters fit or do not, which passes know; those of drafters on the host are judged here."""
     _only_for("--tree", request.tree, request, *ON_HOST, *TRAINED)
-    if request.method not in ON_HOST:
-        return
-    if request.tree is None:
+    if request.method not in ON_HOST or request.tree is None:
         return
     most = most_nodes(request)
     if most is None or most > MOST_DRAFTS:
@@ -224,6 +222,8 @@ def _check_device(request: CompileRequest) -> None:
         raise flags.bad_value("--opset", f"{least} to {most}, which CANN reads", request.opset)
     _check_limits(here, request, _DEVICES[kind])
     _check_limits(f"--backend {backend}", request, _BACKENDS.get(backend, {}))
+    if (kind, backend) == (CUDA, TVM):
+        _check_limits(f"{here} --backend {backend}", request, {"tree": (None,)})
     if request.method == AUTO and request.isa not in OF_X86:
         raise flags.conflict(
             f"--method auto measures on this machine, which runs no code for --isa {request.isa}",

@@ -21,9 +21,14 @@ _FLAGS = (
 )  # fmt: skip
 
 
+OLDEST = 12
+"""Toolkits before do not know every architecture that is compiled for."""
+
+
 def find_nvcc() -> str | None:
     """NVCC, or the first nvcc on PATH, or the one that pip installed (nvidia-cuda-nvcc); none of them: None."""
-    if (found := shutil.which(os.environ.get("NVCC", "nvcc"))) or "NVCC" in os.environ:
+    chosen = os.environ.get("NVCC")
+    if (found := shutil.which(chosen or "nvcc")) or chosen:
         return found
     package = importlib.util.find_spec("nvidia")
     places = (package.submodule_search_locations if package else None) or []
@@ -32,17 +37,20 @@ def find_nvcc() -> str | None:
 
 
 class Nvcc:
-    """The compiler of this machine. Raises BackendError (SPECC-E0455) where there is none."""
+    """The compiler of this machine. Raises BackendError (SPECC-E0455) where there is none that is new enough."""
 
     def __init__(self) -> None:
         found = find_nvcc()
-        if found is None:
+        version = "" if found is None else _version(found)
+        release = re.search(r"release (\d+)", version)
+        if found is None or release is None or int(release[1]) < OLDEST:
             raise BackendError(
-                "SPECC-E0455", "there is no CUDA compiler", expected="nvcc 12 or newer, or NVCC",
-                found=os.environ.get("NVCC", "none"),
-                cure="pip install 'specc-compiler[nvcc]', or leave out --backend tvm",
+                "SPECC-E0455", "there is no CUDA compiler", where=found or "",
+                expected=f"nvcc {OLDEST} or newer, on PATH or by NVCC",
+                found=version or os.environ.get("NVCC") or "none",
+                cure="pip install 'specc-compiler[nvcc]', correct or unset NVCC, or leave out --backend tvm",
             )  # fmt: skip
-        self.path, self.version = found, _version(found)
+        self.path, self.version = found, version
 
     def cubin(self, source: str, arch: str, where: str) -> bytes:
         """Machine code of `source` for an architecture as sm_90, from the cache if it was compiled before.
@@ -75,8 +83,12 @@ class Nvcc:
 
 @lru_cache
 def _version(path: str) -> str:
-    told = subprocess.run(
-        [path, "--version"], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
-    )
+    """The line with its release; "" for what says none."""
+    try:
+        told = subprocess.run(
+            [path, "--version"], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL, errors="replace"
+        )  # fmt: skip
+    except OSError:
+        return ""
     lines = [line.strip() for line in told.stdout.splitlines() if "release" in line]
-    return lines[-1] if lines and not told.returncode else "unknown"
+    return lines[-1] if lines and not told.returncode else ""

@@ -15,8 +15,8 @@ void must(int32_t status) {
 
 }  // namespace
 
-LeafRun::LeafRun(const char* name, Tensor** in, int32_t n_in, Tensor** out, int32_t n_out, int32_t n_values)
-    : name_(name), out_(out), n_out_(n_out), n_values_(n_values) {
+LeafRun::LeafRun(const char* name, Tensor** in, int32_t n_in, Tensor** out, int32_t n_values)
+    : out_(out), n_values_(n_values) {
   must(specc_cuda_enter(in, n_in));
   for (int32_t i = 0; i < n_in; i++) {
     // (What leaves give is so, and weights and state are.)
@@ -87,7 +87,7 @@ int32_t played(const char* name, int32_t takes, int32_t gives, int32_t n_values,
   }
   for (int32_t i = 0; i < n_out; i++) out[i] = nullptr;
   const Status status = recorded([&] {
-    LeafRun run(name, in, n_in, out, n_out, n_values);
+    LeafRun run(name, in, n_in, out, n_values);
     body(with, run);
   });
   if (status != kOk) return 1;

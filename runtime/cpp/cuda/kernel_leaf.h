@@ -20,7 +20,7 @@ class LeafRun {
  public:
   static constexpr int32_t kMostValues = 512, kMostWords = 32;
 
-  LeafRun(const char* name, Tensor** in, int32_t n_in, Tensor** out, int32_t n_out, int32_t n_values);
+  LeafRun(const char* name, Tensor** in, int32_t n_in, Tensor** out, int32_t n_values);
   ~LeafRun();
   LeafRun(const LeafRun&) = delete;
   LeafRun& operator=(const LeafRun&) = delete;
@@ -36,9 +36,8 @@ class LeafRun {
   void give(std::initializer_list<int32_t> values);
 
  private:
-  const char* const name_;
   Tensor** const out_;
-  const int32_t n_out_, n_values_;
+  const int32_t n_values_;
   Tensor* values_[kMostValues] = {};
 };
 
