@@ -1,4 +1,4 @@
-"""CPU code through TVM: Relax, and kernels of ours in TIR. Nothing of TVM is needed at run time."""
+"""Code for CPUs and GPUs through TVM: Relax, and kernels of ours in TIR. Nothing of TVM is needed at run time."""
 
 from specc.backends import TVM
 from specc.errors import BackendError

@@ -101,8 +101,9 @@ class CompileFlags(RewriteFlags):
     """And what backends are told.
 
     Args:
-        backend: Who generates the code for CPUs: inductor, if left out; tvm: TVM's Relax and kernels in TIR; or
-            reference: plain torch, slow, to find whose fault is a fault. Other devices have one each.
+        backend: Who generates the code. For CPUs: inductor, if left out; tvm: TVM's Relax and kernels in TIR; or
+            reference: plain torch, slow, to find whose fault is a fault. For GPUs: Inductor and Triton, if left out; or
+            tvm, with nvcc. Other devices have one each.
         isa: CPU instructions that the code may use: native takes this machine's, avx2 and avx512 are of x86-64, neon of
             64-bit ARM, whose code a cross compiler makes.
         static: Write lib/libspecc.a and lib/libmodel.a too, to link an app that loads no code at run time.
