@@ -114,7 +114,7 @@ def test_a_text_taken_back_is_followed_again(engine: Artifact, grammars: Grammar
     ("kind", "source"),
     [
         ("regex", "[a"), ("json", "{"), ("json", {"type": 3}), ("grammar", "root ::= ("), ("grammar", "start: ("),
-        ("json", "[" * 100_000),
+        ("json", "[" * 100_000), ("regex", "[" * 50_000), ("json", {"type": "string", "pattern": "[^" * 20_000}),
     ],
 )  # fmt: skip
 def test_what_is_no_grammar_is_refused(grammars: Grammars, kind: str, source: object) -> None:

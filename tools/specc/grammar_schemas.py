@@ -47,7 +47,7 @@ _PYTHON: Mapping[str, type | tuple[type, ...]] = {
 }  # fmt: skip
 _LOOKS_AHEAD = re.compile(r"\(\?[=!]")
 _UNESCAPED = re.compile(
-    r"\[\^(?:\\.|[^\]\\])*\]"
+    r"\[\^(?:\\.|[^\]\\])*(?:\]|\Z)"
     r"|(?P<found>[\"\x00-\x1f]|\\(?:[\"\\0bcfnrtv]|x(?:[01].|22|5[cC])|u(?:00(?:[01].|22|5[cC])|\{)))"
     r"|\\.",
     re.DOTALL,

@@ -23,8 +23,11 @@ _CURE = "leave it out, or serve with --grammar-backend guidance"
 _MOST_TEXT = 64 << 10
 """Characters of a grammar: the time that xgrammar takes grows with their square, and is seconds at this length."""
 
-_DOT = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\.", re.DOTALL)
-"""A dot, which is no end of a line as in other engines; or what a dot is nothing special in."""
+_DOT = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*(?:\]|\Z)|\.", re.DOTALL)
+"""A dot, which is no end of a line as in other engines; or what a dot is nothing special in.
+
+(A class that nothing closes is one to the end: to look for its end from each bracket takes minutes.)
+"""
 
 _MISREAD = (r"\A", r"\Z", r"\z", "[[:", "[^[:")
 """Anchors that it takes for letters, and classes by name, which it takes for their characters."""
