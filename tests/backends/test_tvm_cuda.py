@@ -21,10 +21,10 @@ from filelock import FileLock
 from specc.backends.base import Device
 from specc.backends.cuda import kernels as _kernels
 from specc.backends.cuda.forms import cuda_form
+from specc.backends.nvcc import Nvcc, find_nvcc
 from specc.backends.tvm.gpu.conversions import GpuConverter
 from specc.backends.tvm.gpu.launches import device_code, scheduled, target, text_alone
 from specc.backends.tvm.gpu.lower import lower
-from specc.backends.tvm.gpu.nvcc import Nvcc, find_nvcc
 from specc.backends.tvm.kernels import lowered_for
 from specc.driver import build_program
 from specc.errors import BackendError, UsageError
@@ -88,6 +88,34 @@ def test_a_product_is_the_same_for_one_row_and_for_nine(tmp_path: Path) -> None:
     for rows in (1, 3, 8, 9):
         (some,) = play(x[:rows].contiguous(), w, bias)
         assert torch.equal(some, every[:rows])
+
+
+@pytest.mark.parametrize(("dtype", "type_"), [(torch.float16, "f16"), (torch.bfloat16, "bf16")])
+def test_halves_are_multiplied_exactly_and_rounded_once(
+    tmp_path: Path, dtype: torch.dtype, type_: str
+) -> None:
+    """Caches of them, too: a value written and attended to alone comes back as it was rounded."""
+    x, w, bias = (torch.randn(*s).to(dtype) for s in ((5, 70), (33, 70), (33,)))
+    types = [TensorType(type_, s) for s in (("T", 70), (33, 70), (33,))]
+    product = leaf(
+        lambda b, x: [b.op(cuda.linear.default, *x, True), b.op(cuda.linear.default, *x, False)],
+        *types,
+    )
+    wide, rounded = Player(product, tmp_path)(x, w, bias)
+    torch.testing.assert_close(wide, x.float() @ w.float().T + bias.float(), rtol=2e-5, atol=2e-5)
+    assert torch.equal(rounded, wide.to(dtype))
+
+    def write(b: Builder, x: list[Any]) -> Any:
+        b.graph.call_function(cuda.cache_write.default, (x[0], x[1], x[3]))
+        return b.op(cuda.attention.default, x[1], x[0], x[0], x[2], x[3], None, 0.25, 0, 0.0, None)
+
+    kept = leaf(write, TensorType(type_, (2, 20, 16)), f32("T", 2, 16), i64("T"), i64("T"))
+    (tmp_path / "kept").mkdir()
+    values, at = torch.randn(3, 2, 16), torch.tensor([7, 8, 9])
+    cache = torch.zeros(2, 20, 16, dtype=dtype)
+    (found,) = Player(kept, tmp_path / "kept")(cache, values, torch.zeros(3, dtype=torch.int64), at)
+    assert torch.equal(cache[:, 7:10].transpose(0, 1), values.to(dtype))
+    assert torch.equal(found, values.to(dtype).float())
 
 
 def test_norms_and_softmax_are_torchs_and_a_row_is_alone(tmp_path: Path) -> None:

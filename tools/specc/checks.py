@@ -20,6 +20,7 @@ from typing import Any
 
 from specc import cache, tensors
 from specc.backends import TRITON, TVM
+from specc.backends.nvcc import find_nvcc
 from specc.cann import find_cann, find_runtime
 from specc.errors import ModelError
 from specc.progress import human_bytes
@@ -170,7 +171,7 @@ def _cuda() -> Check:
         driver = f"NVIDIA driver {told[1] if told else 'of unknown version'}"
     except OSError:
         driver = "no NVIDIA driver"
-    nvcc = shutil.which("nvcc")
+    nvcc = find_nvcc()
     text = f"{compiles}; to run: {driver}" + (f"; {nvcc}, for --backend tvm" if nvcc else "")
     return Check("cuda", Status.INFO, text, "" if found == TRITON else hint)
 

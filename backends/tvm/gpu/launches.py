@@ -87,7 +87,7 @@ def device_code(kernels: Kernels, arch: str) -> DeviceCode:
             continue
         calls = list(_launches(function, kernels.name))
         if len(calls) != 1:
-            raise _strange(kernels.name, f"{len(calls)} launches of {name.name_hint}")
+            raise strange(kernels.name, f"{len(calls)} launches of {name.name_hint}")
         launches[name.name_hint] = calls[0]
     return DeviceCode(source, launches)
 
@@ -126,7 +126,7 @@ def _launches(function: Any, where: str) -> Iterator[Launch]:
         elif isinstance(statement, tirx.Evaluate) and _is(statement.value, "tirx.call_ffi_kernel"):
             yield _launch(statement.value, places, known, where)
         else:
-            raise _strange(where, f"a statement of {type(statement).__name__}")
+            raise strange(where, f"a statement of {type(statement).__name__}")
 
 
 def _launch(call: Any, places: Mapping[Any, int], known: Mapping[Any, str], where: str) -> Launch:
@@ -137,7 +137,7 @@ def _launch(call: Any, places: Mapping[Any, int], known: Mapping[Any, str], wher
     threads = sizes.pop("threadIdx.x", "1")
     grid = tuple(sizes.pop(f"blockIdx.{axis}", "1") for axis in "xyz")
     if sizes or not threads.isdigit():
-        raise _strange(where, f"threads {threads}, and {sorted(sizes)}")
+        raise strange(where, f"threads {threads}, and {sorted(sizes)}")
     arguments = tuple(
         _place(a, places, where) if _is(a, "tirx.buffer_data") else _argument(a, known, where)
         for a in rest[:split]
@@ -154,14 +154,14 @@ def _place(data: Any, places: Mapping[Any, int], where: str) -> int:
     for known, place in places.items():
         if buffer is not None and known.same_as(buffer):
             return place
-    raise _strange(where, "memory that is no argument")
+    raise strange(where, "memory that is no argument")
 
 
 def _argument(value: Any, known: Mapping[Any, str], where: str) -> str:
     """A number for a kernel, as C++ of its type."""
     kind = str(value.ty.dtype)
     if kind not in ("int32", "int64"):
-        raise _strange(where, f"an argument of {kind}")
+        raise strange(where, f"an argument of {kind}")
     return f"{kind}_t{{{_text(value, known, where)}}}"
 
 
@@ -179,10 +179,11 @@ def _text(value: Any, known: Mapping[Any, str], where: str) -> str:
         return _text(value.value, known, where)
     if sign := _SIGNS.get(type(value)):
         return f"({_text(value.a, known, where)} {sign} {_text(value.b, known, where)})"
-    raise _strange(where, f"a size of {type(value).__name__}")
+    raise strange(where, f"a size of {type(value).__name__}")
 
 
-def _strange(where: str, found: str) -> BackendError:
+def strange(where: str, found: str) -> BackendError:
+    """The error for what TVM made that nothing here can play."""
     return BackendError(
         "SPECC-E0442", f"TVM compiled {where} in a way that specc does not know", where=where,
         expected="a launch for each kernel, of arguments and sizes by rows", found=found,

@@ -5,14 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from specc.backends.toolchain import c_dtype
-from specc.backends.tvm.gpu.launches import ROWS, DeviceCode, Launch
+from specc.backends.tvm.gpu.launches import ROWS, DeviceCode, Launch, strange
 from specc.backends.tvm.kernels import Kernels, Step
 from specc.backends.tvm.table import drops
 from specc.ir import TensorType
 
+_MOST_VALUES, _MOST_WORDS = 512, 32
+"""What `LeafRun` has room for."""
+
 
 def leaf_source(leaf: Kernels, code: DeviceCode, cubin: bytes, number: int) -> str:
-    """The functions leaf{number}_create, _run and _error, as the table of leaves wants them."""
+    """The functions leaf{number}_create, _run and _error, as the table of leaves wants them.
+
+    Raises BackendError (SPECC-E0442) for a leaf that is too large to be played.
+    """
+    words = max((len(launch.arguments) for launch in code.launches.values()), default=0)
+    if len(leaf.values) > _MOST_VALUES or words > _MOST_WORDS:
+        raise strange(leaf.name, f"{len(leaf.values)} values, and {words} arguments of a kernel")
     inputs = leaf.values[: leaf.inputs]
     rows = next(
         (f"in[{i}]->sizes[{t.shape.index(ROWS)}]" for i, t in enumerate(inputs) if ROWS in t.shape),

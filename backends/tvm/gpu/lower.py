@@ -12,11 +12,11 @@ from specc.backends.base import Device, Lowered, Progress
 from specc.backends.cuda import fakes
 from specc.backends.cuda.lower import cuda_table, facts, multiplied
 from specc.backends.cuda.placement import placed
+from specc.backends.nvcc import Nvcc
 from specc.backends.plan import plans_of
 from specc.backends.toolchain import Object, Toolchain
 from specc.backends.tvm.gpu.launches import device_code, scheduled, target
 from specc.backends.tvm.gpu.leaf import leaf_source
-from specc.backends.tvm.gpu.nvcc import Nvcc
 from specc.backends.tvm.kernels import lowered_for
 from specc.ir import Role, SpeculativeProgram
 

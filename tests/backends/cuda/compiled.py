@@ -22,6 +22,7 @@ _KERNEL = re.compile(
 )
 _TYPES = {
     "f32": torch.float32, "f64": torch.float64, "i64": torch.int64, "bool": torch.bool, "i32": torch.int32,
+    "f16": torch.float16, "bf16": torch.bfloat16,
 }  # fmt: skip
 
 
@@ -40,8 +41,8 @@ def build(source: str, into: Path) -> Path:
     kernels = source[begin:].replace("__shared__ alignas(64)", "alignas(64) static")
     text = "\n".join(['#include "simt.h"', kernels, *calls])
     subprocess.run(
-        ["g++", "-std=c++20", "-O1", "-fPIC", "-shared", "-ffp-contract=off", f"-I{_HERE}", "-x", "c++", "-", "-o",
-         into], input=text, text=True, check=True,
+        ["g++", "-std=c++20", "-O1", "-fPIC", "-shared", "-ffp-contract=off", "-mf16c", f"-I{_HERE}", "-x", "c++", "-",
+         "-o", into], input=text, text=True, check=True,
     )  # fmt: skip
     return into
 

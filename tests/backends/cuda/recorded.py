@@ -14,7 +14,7 @@ from specc.backends.cuda.kernels import mixed
 from specc.backends.cuda.leaves import generate
 from specc.backends.cuda.packed import _half, _stored, _unpacked
 from specc.backends.cuda.trees import _best_of
-from specc.backends.tvm.gpu.nvcc import Nvcc
+from specc.backends.nvcc import Nvcc
 from specc.driver import compile_model
 from specc.ir import Function
 from specc.progress import SilentProgress

@@ -1,6 +1,7 @@
 // CUDA C++ on a CPU: one block after another, its threads as fibers that hand over where they wait for each other.
 // What a kernel may use here is what specc's kernels use; anything else does not compile.
 #pragma once
+#include <immintrin.h>
 #include <setjmp.h>
 #include <ucontext.h>
 
@@ -19,6 +20,29 @@
 #define uint unsigned int
 #define CUDART_INF_F std::numeric_limits<float>::infinity()
 #define CUDART_INF std::numeric_limits<double>::infinity()
+
+// Halves are numbers of 32 bits but where they lie: what two of them make is rounded when it is stored.
+struct half {
+  uint16_t bits;
+  half() = default;
+  explicit half(float x) : bits(_cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT)) {}
+  operator float() const { return _cvtsh_ss(bits); }
+};
+struct nv_bfloat16 {
+  uint16_t bits;
+  nv_bfloat16() = default;
+  explicit nv_bfloat16(float x) {
+    uint32_t word;
+    std::memcpy(&word, &x, sizeof word);
+    bits = x != x ? 0x7FFF : static_cast<uint16_t>((word + 0x7FFF + (word >> 16 & 1)) >> 16);
+  }
+  operator float() const {
+    const uint32_t word = static_cast<uint32_t>(bits) << 16;
+    float x;
+    std::memcpy(&x, &word, sizeof x);
+    return x;
+  }
+};
 
 struct Three {
   unsigned x, y, z;
