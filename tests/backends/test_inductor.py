@@ -243,6 +243,7 @@ def test_a_trained_drafter_is_believed_as_far_as_it_knows(
         assert session.next() is None
 
 
+@pytest.mark.long
 def test_latent_attention_and_experts_draft(tmp_path: Path) -> None:
     """A DeepSeek-V3 with an MTP layer that knows what it says, in its own files."""
     model, prompt = tmp_path / "model", [7, 21, 40, 7, 21, 90, 50, 7, 21, 33, 34]

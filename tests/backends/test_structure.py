@@ -27,8 +27,8 @@ TOLD_APART = [1, *TEXT[2:9], 0, TEXT[3], 0, 0, 9, TEXT[3], 1, 1, *TEXT[2:4]]
 """TEXT[3] went on in three ways; after TEXT[2] it did so in the first alone."""
 
 
-@pytest.fixture(scope="module", params=["inductor", "tvm"])
-def artifact(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The knowing drafters' target, whose layers add nothing: a key and a value tell the token and nothing else."""
     folder = tmp_path_factory.mktemp("structure")
     knowing_drafters.target().save_pretrained(folder / "model")
@@ -38,10 +38,26 @@ def artifact(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.save(str(folder / "model/tokenizer.json"))
     (folder / "text").write_text("".join(letters[t] for t in [*TEXT, *reversed(TEXT)] * 3))
+    return folder / "model"
+
+
+def _compiled(model: Path, backend: str) -> Path:
     return compiled(
-        folder / "model", folder / "structure.specc", "mtp:structure", calibration=folder / "text",
-        num_speculative_tokens=(0, 2, 8), prefill_chunk=4, max_model_len=64, max_num_seqs=4, backend=request.param,
+        model, model.parent / f"{backend}.specc", "mtp:structure", calibration=model.parent / "text",
+        num_speculative_tokens=(0, 2, 8), prefill_chunk=4, max_model_len=64, max_num_seqs=4, backend=backend,
     )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def artifact(model: Path) -> Path:
+    """By Inductor."""
+    return _compiled(model, "inductor")
+
+
+@pytest.fixture(scope="module")
+def by_tvm(model: Path) -> Path:
+    """By TVM, with the same options."""
+    return _compiled(model, "tvm")
 
 
 TOLD_BY = 9, 20
@@ -49,7 +65,7 @@ TOLD_BY = 9, 20
 
 
 @pytest.fixture(scope="module")
-def with_head(artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def with_head(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same model, whose vectors are alike where the token before is; layers learn of which kind that is."""
     folder = tmp_path_factory.mktemp("head")
     draw = random.Random(1)
@@ -61,7 +77,7 @@ def with_head(artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         ids += [draw.randrange(TOLD_BY[kind], TOLD_BY[kind] + 11), token, follows]
     (folder / "text").write_text("".join(chr(ord("A") + t) for t in ids))
     return compiled(
-        artifact.parent / "model", folder / "head.specc", "mtp:structure", calibration=folder / "text",
+        model, folder / "head.specc", "mtp:structure", calibration=folder / "text",
         num_speculative_tokens=(0, 2, 8), prefill_chunk=4, max_model_len=64, structure_head=True,
     )  # fmt: skip
 
@@ -95,13 +111,17 @@ def test_text_is_that_of_plain_decoding(
             assert kept > 0
 
 
-def test_the_place_that_is_like_now_is_believed(artifact: Path) -> None:
+@pytest.mark.parametrize("backend", ["artifact", "by_tvm"])
+def test_the_place_that_is_like_now_is_believed(
+    backend: str, request: pytest.FixtureRequest
+) -> None:
     """Not the latest with the same token, but that in the same state; where all are alike, a tree has them all."""
-    with Artifact.load(artifact) as engine:
+    with Artifact.load(request.getfixturevalue(backend)) as engine:
         for prompt, k, want in ((TOLD_APART, 2, 2), (AMBIGUOUS, 2, 0), (AMBIGUOUS, 8, 2)):
             with _started(engine, prompt, k) as session:
                 token, drafted, kept = _step(session)
                 assert (token, drafted, kept) == (TEXT[4], k, want)
+                assert [session.next() for _ in range(COUNT - 1)] == TEXT[5 : 4 + COUNT]
 
 
 def test_trained_layers_know_better_places(artifact: Path, with_head: Path) -> None:
