@@ -47,15 +47,7 @@ class CudaBackend:
         Raises BackendError: SPECC-E0402 where Inductor fails, E0403/E0404 for the C++ compiler, E0405 and E0452 for an
         operation that has no form on a GPU, by name, E0451 for another torch or Triton.
         """
-        fakes.require()
-        # (Triton is there: the module below imports it.)
-        from specc.backends.cuda.forms import cuda_form
-
-        program = cuda_form(program)
-        known = {f.name: f for f in program.functions.values() if f.role is Role.LEAF}
-        plans = {name: placed(plan, known) for name, plan in plans_of(program).items()}
-        called = {i.entry for plan in plans.values() for i in plan.instructions}
-        used = [f for f in known.values() if f.name in called]
+        program, plans, used = prepared(program)
         chain = Toolchain(device.isa)
         texts: dict[str, str] = {}
 
@@ -74,6 +66,24 @@ class CudaBackend:
             {"torch": torch.__version__, "triton": TRITON, "compiler": chain.version},
             cuda={**facts(device.gpu, launches_of(texts), kernels_in(texts), plans), "dtype": multiplied(program)},
         )  # fmt: skip
+
+
+def prepared(
+    program: SpeculativeProgram,
+) -> tuple[SpeculativeProgram, dict[str, Plan], list[Function]]:
+    """The program in CUDA's form, its plans with what lies where, and the leaves that they call.
+
+    Raises BackendError: SPECC-E0451 for another torch or Triton, E0452 for an operation without a form on a GPU.
+    """
+    fakes.require()
+    # (Triton is there: its kernels define the operations that the form is made of.)
+    from specc.backends.cuda.forms import cuda_form
+
+    program = cuda_form(program)
+    known = {f.name: f for f in program.functions.values() if f.role is Role.LEAF}
+    plans = {name: placed(plan, known) for name, plan in plans_of(program).items()}
+    called = {i.entry for plan in plans.values() for i in plan.instructions}
+    return program, plans, [f for f in known.values() if f.name in called]
 
 
 def multiplied(program: SpeculativeProgram) -> str:

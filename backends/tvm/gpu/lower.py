@@ -9,16 +9,13 @@ import tvm
 
 from specc.backends import TRITON
 from specc.backends.base import Device, Lowered, Progress
-from specc.backends.cuda import fakes
-from specc.backends.cuda.lower import cuda_table, facts, multiplied
-from specc.backends.cuda.placement import placed
+from specc.backends.cuda.lower import cuda_table, facts, multiplied, prepared
 from specc.backends.nvcc import Nvcc
-from specc.backends.plan import plans_of
 from specc.backends.toolchain import Object, Toolchain
 from specc.backends.tvm.gpu.launches import device_code, scheduled, target
 from specc.backends.tvm.gpu.leaf import leaf_source
 from specc.backends.tvm.kernels import lowered_for
-from specc.ir import Role, SpeculativeProgram
+from specc.ir import SpeculativeProgram
 
 
 def lower(program: SpeculativeProgram, into: Path, device: Device, progress: Progress) -> Lowered:
@@ -29,17 +26,11 @@ def lower(program: SpeculativeProgram, into: Path, device: Device, progress: Pro
     E0443 for a lost write to state, E0452 for an operation without a form on any GPU, E0455 and E0456 for nvcc,
     E0403/E0404 for the C++ compiler.
     """
-    fakes.require()
-    # (The forms are operations that Triton's kernels define.)
-    from specc.backends.cuda.forms import cuda_form
+    compiler = Nvcc()
+    program, plans, used = prepared(program)
+    # (It needs the operations that Triton's kernels define.)
     from specc.backends.tvm.gpu.conversions import GpuConverter
 
-    compiler = Nvcc()
-    program = cuda_form(program)
-    known = {f.name: f for f in program.functions.values() if f.role is Role.LEAF}
-    plans = {name: placed(plan, known) for name, plan in plans_of(program).items()}
-    called = {i.entry for plan in plans.values() for i in plan.instructions}
-    used = [f for f in known.values() if f.name in called]
     chain, launches, kernels = Toolchain(device.isa), {}, 0
 
     def generated() -> Iterator[Object]:
