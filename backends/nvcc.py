@@ -67,7 +67,6 @@ class Nvcc:
             told = subprocess.run(
                 command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
             )
-            text.unlink()
             if told.returncode:
                 lines = [
                     line for line in told.stderr.splitlines() if re.search("error|fatal", line)

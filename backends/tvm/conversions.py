@@ -208,16 +208,16 @@ def _linear(c: Converter, node: fx.Node) -> Any:
     y = c.emit(op.matmul(c.value(x, "f32"), turned))
     if bias is not None:
         y = c.emit(op.add(y, c.value(bias, "f32")))
-    return _rounded(c, y, node)
+    return rounded(c, y, node)
 
 
 @converts(aten.bmm.default, aten.mm.default, aten.matmul.default)
 def _matmul(c: Converter, node: fx.Node) -> Any:
     a, b = arguments(node)[:2]
-    return _rounded(c, c.emit(op.matmul(c.value(a, "f32"), c.value(b, "f32"))), node)
+    return rounded(c, c.emit(op.matmul(c.value(a, "f32"), c.value(b, "f32"))), node)
 
 
-def _rounded(c: Converter, value: Any, node: fx.Node) -> Any:
+def rounded(c: Converter, value: Any, node: fx.Node) -> Any:
     """What was computed in f32, in the node's type."""
     dtype = _dtype(node)
     return value if dtype == "f32" else c.emit(op.astype(value, dtype_of(dtype)))
@@ -251,7 +251,7 @@ def _cached_attention(c: Converter, node: fx.Node) -> Any:
     operands = [c.value(q, "f32"), c.values[k], c.values[v], *places]
     operands += [c.value(sinks, "f32")] if sinks is not None else []
     (found,) = c.call(kernel, "attention", operands, TensorType("f32", (count, heads, value_width)))
-    return _rounded(c, found, node)
+    return rounded(c, found, node)
 
 
 _BINARY: dict[Any, Any] = {
@@ -295,7 +295,7 @@ def _sigmoid(c: Converter, node: fx.Node) -> Any:
     value = c.builder.emit_te(each, x)
     if node.target is aten.silu.default:
         value = c.emit(op.multiply(x, value))
-    return _rounded(c, value, node)
+    return rounded(c, value, node)
 
 
 @converts(aten.pow.Tensor_Scalar)
@@ -323,7 +323,7 @@ def _gelu(c: Converter, node: fx.Node) -> Any:
     else:
         bent = c.emit(op.erf(c.emit(op.multiply(x, number(math.sqrt(0.5))))))
     half = c.emit(op.multiply(x, number(0.5)))
-    return _rounded(c, c.emit(op.multiply(half, c.emit(op.add(bent, number(1.0))))), node)
+    return rounded(c, c.emit(op.multiply(half, c.emit(op.add(bent, number(1.0))))), node)
 
 
 @converts(aten.clamp.default)
@@ -338,7 +338,7 @@ def _clamp(c: Converter, node: fx.Node) -> Any:
 @converts(aten._softmax.default, aten.softmax.int)
 def _softmax(c: Converter, node: fx.Node) -> Any:
     x, dim = arguments(node)[:2]
-    return _rounded(c, c.emit(op.nn.softmax(c.value(x, "f32"), axis=_dim(x, dim))), node)
+    return rounded(c, c.emit(op.nn.softmax(c.value(x, "f32"), axis=_dim(x, dim))), node)
 
 
 _REDUCED: dict[Any, Any] = {
@@ -369,7 +369,7 @@ def _layer_norm(c: Converter, node: fx.Node) -> Any:
         y = c.emit(op.multiply(y, c.value(weight, "f32")))
     if bias is not None:
         y = c.emit(op.add(y, c.value(bias, "f32")))
-    return _rounded(c, y, node)
+    return rounded(c, y, node)
 
 
 @converts(aten.topk.default)

@@ -31,11 +31,13 @@ CONVERSIONS: dict[Any, Conversion] = {}
 """Operation -> what emits it: a Relax value, or a list of them."""
 
 
-def converts(*targets: Any) -> Callable[[Conversion], Conversion]:
-    """The decorated function converts `targets`."""
+def converts(
+    *targets: Any, into: dict[Any, Conversion] = CONVERSIONS
+) -> Callable[[Conversion], Conversion]:
+    """The decorated function converts `targets`, in the table `into`."""
 
     def register(function: Conversion) -> Conversion:
-        CONVERSIONS.update(dict.fromkeys(targets, function))
+        into.update(dict.fromkeys(targets, function))
         return function
 
     return register

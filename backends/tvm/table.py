@@ -42,14 +42,7 @@ def _leaf(number: int, leaf: Kernels) -> str:
         steps.append(
             f'    {{"{step.kernel}", {kernel}, {len(step.args)}, {step.made}, args{name}, {len(drop)}, drop{name}}},'
         )
-    rows = next(
-        (
-            (i, t.shape.index("T"))
-            for i, t in enumerate(leaf.values[: leaf.inputs])
-            if "T" in t.shape
-        ),
-        (-1, 0),
-    )
+    rows = rows_of(leaf) or (-1, 0)
     lines += [
         f"const specc::KernelStep steps{number}[] = {{", *(steps or ["    {}"]), "};",
         f"const int32_t out{number}[] = {{{_listed(leaf.outputs)}}};",
@@ -58,6 +51,12 @@ def _leaf(number: int, leaf: Kernels) -> str:
         f"{rows[0]}, {rows[1]}}};",
     ]  # fmt: skip
     return "\n".join(lines)
+
+
+def rows_of(leaf: Kernels) -> tuple[int, int] | None:
+    """The first input that has the rows of the call, and which of its dimensions; None for none."""
+    inputs = enumerate(leaf.values[: leaf.inputs])
+    return next(((i, t.shape.index("T")) for i, t in inputs if "T" in t.shape), None)
 
 
 def drops(leaf: Kernels) -> list[list[int]]:

@@ -19,7 +19,6 @@ import jsonschema
 import pytest
 import torch
 import triton
-from filelock import FileLock
 from torch._inductor.codegen.wrapper import PythonWrapperCodegen
 
 from specc.backends.cuda import fakes, leaves
@@ -39,7 +38,7 @@ from specc.request import CompileRequest
 from specc.runtime import Manifest
 from tests.backends.cuda.cubins import cubins, images, sass
 from tests.backends.cuda.playing import python
-from tests.backends.cuda.recorded import compiled_for
+from tests.backends.cuda.recorded import drafting_with_itself, random_model
 from tests.conftest import greedy
 
 ROOT = Path(__file__).parents[2]
@@ -52,32 +51,13 @@ NEW = 15
 
 @pytest.fixture(scope="module")
 def model(shared_folder: Path) -> Path:
-    """A random Llama of two layers, small enough for an interpreter."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    folder = shared_folder / "cuda-llama"
-    with FileLock(str(folder) + ".lock"):
-        if not folder.exists():
-            torch.manual_seed(0)
-            config = LlamaConfig(
-                vocab_size=70, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
-                num_key_value_heads=1, max_position_embeddings=64, tie_word_embeddings=False, initializer_range=0.4,
-            )  # fmt: skip
-            LlamaForCausalLM(config).eval().save_pretrained(folder)
-    return folder
+    return random_model("llama", shared_folder / "cuda-llama")
 
 
 @pytest.fixture(scope="module")
 def folder(model: Path, shared_folder: Path) -> Path:
-    """An artifact that drafts with the target itself, so that every draft is right, and its kernels' sources."""
-    made = shared_folder / "cuda-draft"
-    with FileLock(str(made) + ".lock"):
-        if not made.exists():
-            compiled_for(
-                ARCH, model, made, "draft_model", drafter=str(model), max_model_len=32, prefill_chunk=8,
-                num_speculative_tokens=(0, 2),
-            )  # fmt: skip
-    return made
+    """An artifact that drafts with the target itself, and its kernels' sources."""
+    return drafting_with_itself(ARCH, model, shared_folder / "cuda-draft")
 
 
 # Machine code

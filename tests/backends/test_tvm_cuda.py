@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 import torch
 import tvm_ffi
-from filelock import FileLock
 
 from specc.backends.base import Device
 from specc.backends.cuda import kernels as _kernels
@@ -40,7 +39,7 @@ from specc.runtime import Manifest
 from tests.backends.cuda.compiled import Player
 from tests.backends.cuda.cubins import cubins, images, listed, sass
 from tests.backends.cuda.playing import python
-from tests.backends.cuda.recorded import compiled_for
+from tests.backends.cuda.recorded import drafting_with_itself, random_model
 from tests.backends.test_cuda import NEW, PROMPT, sampled
 from tests.backends.test_cuda_drafters import CHAINS
 from tests.conftest import greedy
@@ -227,32 +226,13 @@ def test_the_first_choice_passes_over_nan(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def model(shared_folder: Path) -> Path:
     """A random Qwen3 of two layers: its norms over heads of 16 are of fewer threads than a warp."""
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    folder = shared_folder / "cuda-qwen3"
-    with FileLock(str(folder) + ".lock"):
-        if not folder.exists():
-            torch.manual_seed(0)
-            config = Qwen3Config(
-                vocab_size=70, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
-                num_key_value_heads=1, head_dim=16, max_position_embeddings=64, tie_word_embeddings=False,
-                initializer_range=0.4,
-            )  # fmt: skip
-            Qwen3ForCausalLM(config).eval().save_pretrained(folder)
-    return folder
+    return random_model("qwen3", shared_folder / "cuda-qwen3", head_dim=16)
 
 
 @pytest.fixture(scope="module")
 def folder(model: Path, shared_folder: Path) -> Path:
-    """An artifact that drafts with the target itself, so that every draft is right, and its kernels for the CPU."""
-    made = shared_folder / "tvm-cuda-draft"
-    with FileLock(str(made) + ".lock"):
-        if not made.exists():
-            compiled_for(
-                ARCH, model, made, "draft_model", drafter=str(model), backend="tvm", max_model_len=32,
-                prefill_chunk=8, num_speculative_tokens=(0, 2),
-            )  # fmt: skip
-    return made
+    """An artifact that drafts with the target itself, and its kernels for the CPU."""
+    return drafting_with_itself(ARCH, model, shared_folder / "tvm-cuda-draft", backend="tvm")
 
 
 def test_an_artifact_holds_machine_code_for_its_arch_and_no_source(folder: Path) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -11,16 +12,22 @@ from torch import fx
 from tvm import relax
 
 from specc.backends.cuda import kernels as _operations
-from specc.backends.tvm import conversions as _shared
 from specc.backends.tvm.attention import Attention
-from specc.backends.tvm.converter import CONVERSIONS, Conversion, Converter, arguments, dtype_of
+from specc.backends.tvm.conversions import rounded
+from specc.backends.tvm.converter import (
+    CONVERSIONS,
+    Conversion,
+    Converter,
+    arguments,
+    converts,
+    dtype_of,
+)
 from specc.backends.tvm.gpu import templates
 from specc.errors import BackendError
 from specc.ir import TensorType
 from specc.ir.graphs import type_of
 
-_DEFINE = (_operations, _shared)
-"""The operations of specc_cuda, and what both kinds of devices share."""
+assert _operations  # defines specc_cuda
 
 aten = torch.ops.aten
 cuda = torch.ops.specc_cuda
@@ -48,12 +55,7 @@ class GpuConverter(Converter):
         )  # fmt: skip
 
 
-def _converts(*targets: Any) -> Callable[[Conversion], Conversion]:
-    def register(function: Conversion) -> Conversion:
-        _ON_GPU.update(dict.fromkeys(targets, function))
-        return function
-
-    return register
+_converts = partial(converts, into=_ON_GPU)
 
 
 @_converts(cuda.linear.default)
@@ -136,5 +138,4 @@ def _sigmoid(c: Converter, node: fx.Node) -> Any:
     value = c.emit(op.sigmoid(x))
     if node.target is aten.silu.default:
         value = c.emit(op.multiply(x, value))
-    dtype = type_of(node).dtype
-    return value if dtype == "f32" else c.emit(op.astype(value, dtype_of(dtype)))
+    return rounded(c, value, node)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from specc.backends.toolchain import c_dtype
 from specc.backends.tvm.gpu.launches import ROWS, DeviceCode, Launch, strange
 from specc.backends.tvm.kernels import Kernels, Step
-from specc.backends.tvm.table import drops
+from specc.backends.tvm.table import drops, rows_of
 from specc.ir import TensorType
 
 _MOST_VALUES, _MOST_WORDS = 512, 32
@@ -22,11 +22,8 @@ def leaf_source(leaf: Kernels, code: DeviceCode, cubin: bytes, number: int) -> s
     words = max((len(launch.arguments) for launch in code.launches.values()), default=0)
     if len(leaf.values) > _MOST_VALUES or words > _MOST_WORDS:
         raise strange(leaf.name, f"{len(leaf.values)} values, and {words} arguments of a kernel")
-    inputs = leaf.values[: leaf.inputs]
-    rows = next(
-        (f"in[{i}]->sizes[{t.shape.index(ROWS)}]" for i, t in enumerate(inputs) if ROWS in t.shape),
-        "0",
-    )
+    found = rows_of(leaf)
+    rows = "0" if found is None else f"in[{found[0]}]->sizes[{found[1]}]"
     lines: list[str] = []
     for place, (step, dropped) in enumerate(zip(leaf.steps, drops(leaf), strict=True)):
         lines += _step(leaf.values, step, code, place)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from torch import fx
 from tvm import ir, relax
 
-from specc.backends.tvm.conversions import _rounded, _size
+from specc.backends.tvm.conversions import _size, rounded
 from specc.backends.tvm.converter import CONVERSIONS, Conversion, Converter, arguments
 from specc.errors import BackendError
 from specc.ir import Function, TensorType
@@ -109,4 +109,4 @@ def _attend(c: PagedLeaf, node: fx.Node) -> Any:
     type_ = TensorType("f32", (type_of(q).shape[0], c.heads.heads, c.heads.width))
     operands = [c.cache, c.layer, relax.prim_value(float(scale)), qkv]
     found = c.emit(relax.call_dps_packed(ATTENTION, operands, out_ty=c.type(type_)))
-    return _rounded(c, found, node)
+    return rounded(c, found, node)

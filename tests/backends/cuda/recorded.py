@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from filelock import FileLock
 
 from specc.backends.cuda import fakes, lower
 from specc.backends.cuda.kernels import mixed
@@ -32,6 +34,33 @@ from tests.backends.cuda.interpreted import libdevice
 _JIT = "@triton.jit\n"
 _HELPERS = (mixed, _half, _stored, _unpacked, _best_of)
 """Functions that kernels call, whose source is their own."""
+
+
+def random_model(family: str, folder: Path, **more: Any) -> Path:
+    """A random model of two layers, small enough for an interpreter, made once a run."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with FileLock(f"{folder}.lock"):
+        if not folder.exists():
+            torch.manual_seed(0)
+            config = AutoConfig.for_model(
+                family, vocab_size=70, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+                num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=64, tie_word_embeddings=False,
+                initializer_range=0.4, **more,
+            )  # fmt: skip
+            AutoModelForCausalLM.from_config(config).eval().save_pretrained(folder)
+    return folder
+
+
+def drafting_with_itself(arch: str, model: Path, folder: Path, **options: Any) -> Path:
+    """`folder` with what `compiled_for` writes, made once a run: the target drafts, so that every draft is right."""
+    with FileLock(f"{folder}.lock"):
+        if not folder.exists():
+            compiled_for(
+                arch, model, folder, "draft_model", drafter=str(model), max_model_len=32, prefill_chunk=8,
+                num_speculative_tokens=(0, 2), **options,
+            )  # fmt: skip
+    return folder
 
 
 def compiled_for(arch: str, model: Path, folder: Path, method: str, **options: Any) -> Path:
