@@ -14,6 +14,16 @@ void fetch(const float* floats, int64_t count) {
   for (int64_t i = 0; i < count; i += 16) __builtin_prefetch(floats + i);
 }
 
+// `count` neighbouring rows of a cache. In half precision and unpadded, they are one run.
+void copy_rows(float* to, const Tensor& x, int64_t offset, int64_t count, int64_t columns) {
+  if (x.dtype != SPECC_F32 && x.strides[2] == 1 && x.strides[1] == columns && x.sizes[2] == columns) {
+    const uint16_t* from = x.data<uint16_t>() + offset;
+    x.dtype == SPECC_F16 ? widen_f16(to, from, count * columns) : widen_bf16(to, from, count * columns);
+    return;
+  }
+  for (int64_t i = 0; i < count; i++) copy_row(to + i * columns, x, offset + i * x.strides[1], columns);
+}
+
 // The keys at `count` places of `row` from j on; beyond its end the last again, and nobody reads those scores.
 void find_keys(const Problem& p, const Row& row, int64_t kv_head, int64_t j, int64_t count, float* copies,
                const float** keys) {
@@ -149,9 +159,7 @@ void mix(const Problem& p, const Query* queries, int64_t count, int64_t kv_head,
     const float* v = work.values;
     int64_t stride = p.value_columns;
     if (p.copied_values) {
-      for (int64_t i = j; i < stop; i++) {
-        copy_row(work.values + (i - j) * stride, p.v, value(start + i), p.value_columns);
-      }
+      copy_rows(work.values, p.v, value(start + j), stop - j, stride);
     } else {
       v = p.v.data<float>() + value(start + j);
       stride = p.v.strides[1];

@@ -12,7 +12,7 @@ namespace specc {
 namespace {
 
 constexpr int64_t kGroupRows = 96;  // rows per pass over the weights, whole panels: their integers stay in L2
-constexpr int64_t kLead = 8192;     // bytes between what is read and what is prefetched
+constexpr int64_t kLead = 4096;     // bytes between what is read and what is prefetched
 
 int64_t scratch_bytes(const LinearCall& call) { return QuantisedRows::bytes(call.rows, call.depth); }
 
