@@ -57,6 +57,7 @@ DRAFTERS: dict[str, Make] = {
     "eagle3-fc-norm-recycled-norm": made(synthetic.specforge_eagle3, fc_norm=True, norm_output=True),
     "eagle3-parallel-specforge": made(synthetic.specforge_peagle),
     "eagle3-parallel-speculators": made(synthetic.speculators_peagle, layers=3),
+    "eagle3-deepseek": made(synthetic.deepseek_eagle3),
     "eagle3-deepspec": made(synthetic.deepspec_eagle3, [0, 2, 3, 5, 6]),
     "eagle3-norm-before": made(
         synthetic.speculators_eagle3, norm_before_fc=True, norm_before_residual=True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from specc.ir.importers.drafters.experts import read_latent
 from specc.ir.importers.drafters.layers import (
     Parts,
     attention_sizes,
@@ -84,7 +85,10 @@ def read_eagle1(parts: Parts, source: str) -> DrafterCheckpoint:
 
 
 def read_eagle3(parts: Parts, said: Eagle3Conventions) -> DrafterCheckpoint:
-    """EAGLE-3 and P-EAGLE: fc over taps, a first layer that reads token and feature, an own norm and head."""
+    """EAGLE-3 and P-EAGLE: fc over taps, a first layer that reads token and feature, an own norm and head.
+
+    Attention is latent where the configuration has a `kv_lora_rank`, as DeepSeek's have.
+    """
     config, tensors, target = parts.config, parts.tensors, parts.target
     hidden, vocab = config.integer("hidden_size"), config.integer("vocab_size")
     theirs = config.integer("target_hidden_size", hidden)
@@ -100,14 +104,19 @@ def read_eagle3(parts: Parts, said: Eagle3Conventions) -> DrafterCheckpoint:
         said.first_layer,
         *(f"layers.{i}" for i in range(1, config.integer("num_hidden_layers", 1))),
     ]
+    latent = config.get("kv_lora_rank") is not None
     layers = [
         read_layer(
-            parts, name, i, hidden, paired=i == 0, norm_before_residual=said.norm_before_residual and i == 0
+            parts, name, i, hidden, paired=i == 0, latent=read_latent if latent else None,
+            norm_before_residual=said.norm_before_residual and i == 0,
         )
         for i, name in enumerate(names)
     ]  # fmt: skip
     parts.take("norm.weight", [hidden])
-    described, frequencies = rope(config, attention_sizes(config, hidden)[2])
+    turning = config.integer("qk_rope_head_dim") if latent else attention_sizes(config, hidden)[2]
+    described, frequencies = rope(
+        config, turning, interleaved=latent and config.flag("rope_interleave", True)
+    )
     parts.weights["rope.inv_freq"] = frequencies
     drafts = config.integer("draft_vocab_size", vocab)
     ids, how = draft_ids(tensors, drafts, vocab)

@@ -90,8 +90,10 @@ def _by_expert(rows: list[Weight], count: int) -> Weight:
     return below.derive("by expert", type_, lambda t: t.reshape(type_.at()))
 
 
-def read_latent(parts: Parts, source: str, name: str, hidden: int) -> LatentAttention:
-    """Take DeepSeek's latent attention from `SOURCE.*`."""
+def read_latent(
+    parts: Parts, source: str, name: str, hidden: int, input_size: int
+) -> LatentAttention:
+    """Take DeepSeek's latent attention from `SOURCE.*`; it reads `input_size` channels and gives `hidden`."""
     config = parts.config
     heads = config.integer("num_attention_heads")
     q_rank, kv_rank = config.integer("q_lora_rank", 0, 0), config.integer("kv_lora_rank")
@@ -99,22 +101,31 @@ def read_latent(parts: Parts, source: str, name: str, hidden: int) -> LatentAtte
     value, bias = config.integer("v_head_dim"), config.flag("attention_bias")
     wide = heads * (nope + turning)
     shapes = {
-        "kv_a_proj_with_mqa.weight": [kv_rank + turning, hidden], "kv_a_layernorm.weight": [kv_rank],
+        "kv_a_proj_with_mqa.weight": [kv_rank + turning, input_size], "kv_a_layernorm.weight": [kv_rank],
         "kv_b_proj.weight": [heads * (nope + value), kv_rank], "o_proj.weight": [hidden, heads * value],
     }  # fmt: skip
     if q_rank:
         shapes |= {
-            "q_a_proj.weight": [q_rank, hidden], "q_a_layernorm.weight": [q_rank], "q_b_proj.weight": [wide, q_rank],
+            "q_a_proj.weight": [q_rank, input_size], "q_a_layernorm.weight": [q_rank],
+            "q_b_proj.weight": [wide, q_rank],
         }  # fmt: skip
     else:
-        shapes["q_proj.weight"] = [wide, hidden]
+        shapes["q_proj.weight"] = [wide, input_size]
     if bias:
         shapes |= {"kv_a_proj_with_mqa.bias": [kv_rank + turning], "o_proj.bias": [hidden]}
         shapes |= {"q_a_proj.bias": [q_rank]} if q_rank else {}
     for which, shape in shapes.items():
         parts.take(f"{source}.{which}", shape, f"{name}.{which}")
     return LatentAttention(
-        heads, q_rank, kv_rank, nope, turning, value, hidden, _scale(parts, nope + turning), bias
+        heads,
+        q_rank,
+        kv_rank,
+        nope,
+        turning,
+        value,
+        input_size,
+        _scale(parts, nope + turning),
+        bias,
     )
 
 

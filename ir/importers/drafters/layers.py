@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 
 from specc.errors import ModelError
 from specc.ir.importers.drafters.files import Config, Tensors
-from specc.ir.importers.drafters.spec import Attention, Layer, Mlp, Ownership
+from specc.ir.importers.drafters.spec import Attention, LatentAttention, Layer, Mlp, Ownership
 from specc.ir.importers.drafters.target import Target
 from specc.ir.types import TensorType
 from specc.ir.weights import Weight, content_hash
@@ -47,6 +48,10 @@ class Parts:
         stored = self.tensors.take(source, found if padded else shape)
         self.weights[name] = weight = _rows(stored, shape) if padded else stored
         return weight
+
+
+ReadLatent = Callable[[Parts, str, str, int, int], LatentAttention]
+"""Takes `SOURCE.*` under `name`, given the width of what it gives and of what it reads."""
 
 
 def window_of(config: Config, index: int) -> int:
@@ -127,18 +132,21 @@ def read_mlp(parts: Parts, source: str, name: str, hidden: int, size: int) -> Ml
 def read_layer(
     parts: Parts, source: str, index: int, hidden: int, *, input_norm: bool = True, paired: bool = False,
     norm_before_residual: bool = False, window: int | None = None, causal: bool = True,
-    window_at_anchor: bool = False,
+    window_at_anchor: bool = False, latent: ReadLatent | None = None,
 ) -> Layer:  # fmt: skip
-    """Take a whole layer from `SOURCE.*`. `paired`: it reads an embedding beside a feature (EAGLE-3's first)."""
+    """Take a whole layer from `SOURCE.*`.
+
+    `paired`: it reads an embedding beside a feature (EAGLE-3's first); `latent`: reads its attention, which is latent.
+    """
     name = f"layers.{index}"
     norms = ["post_attention_layernorm"]
     norms += ["input_layernorm"] if input_norm else []
     norms += ["hidden_norm"] if paired else []
     for norm in norms:
         parts.take_norm(f"{source}.{norm}.weight", hidden, f"{name}.{norm}.weight")
-    attention = read_attention(
-        parts, f"{source}.self_attn", f"{name}.self_attn", hidden, hidden * (2 if paired else 1),
-        window=window_of(parts.config, index) if window is None else window, causal=causal,
+    attended = f"{source}.self_attn", f"{name}.self_attn", hidden, hidden * (2 if paired else 1)
+    attention = latent(parts, *attended) if latent else read_attention(
+        parts, *attended, window=window_of(parts.config, index) if window is None else window, causal=causal,
         window_at_anchor=window_at_anchor,
     )  # fmt: skip
     mlp = read_mlp(

@@ -26,7 +26,6 @@ Reader = Callable[[Parts], DrafterCheckpoint]
 _NONE_OF_OURS = {
     "DFlash2DraftModel": "DFlash-2: its convolutions and candidate selector are not built",
     "DominoDraftModel": "Domino: its recurrent prefix is not built",
-    "Eagle3DeepseekV2ForCausalLM": "an EAGLE-3 with latent attention, which is not built",
     "Gemma4DSparkModel": "a DSpark on Gemma-4 layers, which are not built",
     "Gemma4Eagle3Model": "an EAGLE-3 on Gemma-4 layers, which are not built",
 }
@@ -34,6 +33,8 @@ _NONE_OF_OURS = {
 
 _ARCHITECTURES: dict[str, Reader] = {
     "LlamaForCausalLMEagle3": specforge.read,
+    "Eagle3DeepseekV2ForCausalLM": specforge.read_deepseek,
+    "Eagle3DeepseekV3ForCausalLM": specforge.read_deepseek,
     "PEagleDraftModel": specforge.read,
     "Qwen3Eagle3Model": deepspec.read_eagle,
     "Qwen3DSparkModel": deepspec.read_dspark,

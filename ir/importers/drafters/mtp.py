@@ -74,7 +74,7 @@ def read_mtp(parts: Parts, names: MtpNames) -> DrafterCheckpoint:
     source, name = f"{names.layer}.self_attn", "layers.0.self_attn"
     attention: Attention | LatentAttention
     if latent:
-        attention = read_latent(parts, source, name, hidden)
+        attention = read_latent(parts, source, name, hidden, hidden)
         described, frequencies = rope(
             config, attention.rope_dim, interleaved=config.flag("rope_interleave", True)
         )

@@ -1,7 +1,8 @@
 """EAGLE-3 and P-EAGLE as SpecForge and ModelOpt export them: SafeAILab's sizes, with conventions in keys.
 
 Taps are in `eagle_config`, as layers whose *output* is taken (l -> hidden state l + 1). SpecForge calls the first layer
-`midlayer`, ModelOpt `layers.0`.
+`midlayer`, ModelOpt `layers.0`. For DeepSeek's targets layers have latent attention and a plain MLP, in a configuration
+that is a copy of the target's and speaks of experts too (vLLM's Eagle3DeepseekV2ForCausalLM).
 """
 
 from __future__ import annotations
@@ -12,7 +13,27 @@ from specc.ir.importers.drafters.layers import Parts
 from specc.ir.importers.drafters.spec import DrafterCheckpoint, Recycle
 
 _MASKS = ("mask_token_id", "pard_token", "ptd_token_id")
+_NOT_OF_LAYERS = (
+    "num_key_value_heads", "head_dim", "qk_head_dim",
+    "n_routed_experts", "n_shared_experts", "num_experts_per_tok", "moe_intermediate_size", "moe_layer_freq",
+    "first_k_dense_replace", "norm_topk_prob", "n_group", "topk_group", "topk_method", "scoring_func", "seq_aux",
+    "aux_loss_alpha", "routed_scaling_factor", "ep_size", "num_nextn_predict_layers",
+)  # fmt: skip
 _TRAINING = ("num_depths", "cod_ratio", "down_sample_ratio", "down_sample_ratio_min", "ttt_length")
+
+
+def read_deepseek(parts: Parts) -> DrafterCheckpoint:
+    """Eagle3DeepseekV2ForCausalLM, whose layers have no experts whatever the configuration says of them.
+
+    Raises ModelError (SPECC-E0278) without a `kv_lora_rank`, or for a count of taps other than that of their list.
+    """
+    config = parts.config
+    config.skip(*_NOT_OF_LAYERS)
+    config.only("logit_scale", 1.0)
+    config.integer("kv_lora_rank")
+    count = len(taps(config, parts))
+    config.only("num_aux_hidden_states", count)
+    return read(parts)
 
 
 def read(parts: Parts) -> DrafterCheckpoint:
@@ -22,7 +43,7 @@ def read(parts: Parts) -> DrafterCheckpoint:
     config.only("tie_word_embeddings", False)
     config.only("pretraining_tp", 1)
     parallel = "mask_hidden" in tensors
-    first = "midlayer" if "midlayer.self_attn.q_proj.weight" in tensors else "layers.0"
+    first = "midlayer" if "midlayer.hidden_norm.weight" in tensors else "layers.0"
     # `norm_output` true is EAGLE-3.1, as servers read it: what feeds the head is fed back too.
     post = config.flag("norm_output")
     source = (

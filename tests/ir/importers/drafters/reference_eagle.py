@@ -5,7 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from torch.nn import functional
-from transformers import PreTrainedModel
+from transformers import DeepseekV3Config, PreTrainedModel
+from transformers.models.deepseek_v3.modeling_deepseek_v3 import (
+    DeepseekV3Attention,
+    DeepseekV3RotaryEmbedding,
+)
 
 from tests.ir.importers.drafters.reference import (
     Raw,
@@ -19,7 +23,27 @@ from tests.ir.importers.drafters.reference import (
 )
 
 
+def _latent(raw: Raw, x: Tensor, name: str, positions: Tensor, allowed: Tensor) -> Tensor:
+    """transformers' own DeepSeek-V3 attention, whose first projections read as many channels as `x` has."""
+    names = {n.removeprefix(f"{name}."): t for n, t in raw.tensors.items() if n.startswith(name)}
+    values = {k: v for k, v in raw.config.items() if k not in ("architectures", "model_type")}
+    config = DeepseekV3Config(**values)
+    config._attn_implementation = "eager"
+    module = DeepseekV3Attention(config, 0)
+    for which in ("q_a_proj", "q_proj", "kv_a_proj_with_mqa"):
+        if f"{which}.weight" in names:
+            rows, columns = names[f"{which}.weight"].shape
+            setattr(module, which, torch.nn.Linear(columns, rows, bias=False))
+    module.load_state_dict(names, strict=True)
+    tables = DeepseekV3RotaryEmbedding(config)(x[None], positions[None])
+    mask = torch.zeros(allowed.shape).masked_fill(~allowed, -torch.inf)[None, None]
+    with torch.no_grad():
+        return module(x[None], position_embeddings=tables, attention_mask=mask)[0][0]
+
+
 def _attention(raw: Raw, x: Tensor, name: str, positions: Tensor, allowed: Tensor) -> Tensor:
+    if f"{name}.kv_a_proj_with_mqa.weight" in raw.tensors:
+        return _latent(raw, x, name, positions, allowed)
     tables = rotary(raw.config, raw.head_dim, positions)
     q = turn(raw.heads(x, f"{name}.q_proj", f"{name}.q_norm"), tables)
     k = turn(raw.heads(x, f"{name}.k_proj", f"{name}.k_norm"), tables)

@@ -63,6 +63,18 @@ class Maker:
             }
         return made
 
+    def latent(self, name: str, width: int, q_rank: int) -> Tensors:
+        """DeepSeek's attention of 4 heads (8 + 4 channels, values of 6); `q_rank` 0: a plain query."""
+        query = {
+            f"{name}.q_a_proj.weight": self.make(q_rank, width), f"{name}.q_a_layernorm.weight": self.norm(q_rank),
+            f"{name}.q_b_proj.weight": self.make(4 * 12, q_rank),
+        } if q_rank else {f"{name}.q_proj.weight": self.make(4 * 12, width)}  # fmt: skip
+        return {
+            **query, f"{name}.kv_a_proj_with_mqa.weight": self.make(14, width),
+            f"{name}.kv_a_layernorm.weight": self.norm(10), f"{name}.kv_b_proj.weight": self.make(4 * 14, 10),
+            f"{name}.o_proj.weight": self.make(self.hidden, 24),
+        }  # fmt: skip
+
     def mlp(self, name: str, size: int = 0) -> Tensors:
         size = size or self.ffn
         return {
@@ -178,6 +190,30 @@ def specforge_eagle3(
     )  # fmt: skip
     if taps or modelopt:
         config["eagle_config"] = section
+    return write(folder, {**config, **keys}, tensors)
+
+
+def deepseek_eagle3(
+    folder: Path, model: PreTrainedModel, *, q_rank: int = 12, layers: int = 1, **keys: Any
+) -> Path:
+    """ModelOpt's EAGLE-3 for DeepSeek's targets: latent attention, a plain MLP, and keys that speak of experts."""
+    m = Maker(model)
+    tensors = {
+        "fc.weight": m.make(m.hidden, 3 * m.hidden), "norm.weight": m.norm(m.hidden),
+        "lm_head.weight": m.make(40, m.hidden), **m.vocabulary(40),
+    }  # fmt: skip
+    for i in range(layers):
+        layer, attn = m.layer(f"layers.{i}", paired=i == 0), f"layers.{i}.self_attn"
+        tensors |= {n: t for n, t in layer.items() if not n.startswith(attn)}
+        tensors |= m.latent(attn, m.hidden * (2 if i == 0 else 1), q_rank)
+    del tensors["t2d"]
+    config = m.sizes(
+        architectures=["Eagle3DeepseekV2ForCausalLM"], model_type="deepseek_v3", num_hidden_layers=layers,
+        draft_vocab_size=40, rope_theta=1e6, attention_bias=False, q_lora_rank=q_rank or None, kv_lora_rank=10,
+        qk_nope_head_dim=8, qk_rope_head_dim=4, v_head_dim=6, num_key_value_heads=4,
+        n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, n_shared_experts=1, first_k_dense_replace=1, scoring_func="sigmoid",
+        eagle_config={"use_aux_hidden_state": True, "use_last_layernorm": True},
+    )  # fmt: skip
     return write(folder, {**config, **keys}, tensors)
 
 

@@ -83,11 +83,7 @@ def deepseek(folder: Path, model: PreTrainedModel, *, yarn: bool = False, **keys
                                             "post_attention_layernorm")]),
         f"{name}.eh_proj.weight": m.make(m.hidden, 2 * m.hidden),
         f"{name}.embed_tokens.weight": m.embedding(), f"{name}.shared_head.head.weight": m.head(),
-        f"{attn}.q_a_proj.weight": m.make(12, m.hidden), f"{attn}.q_a_layernorm.weight": m.norm(12),
-        f"{attn}.q_b_proj.weight": m.make(4 * 12, 12), f"{attn}.kv_a_proj_with_mqa.weight": m.make(14, m.hidden),
-        f"{attn}.kv_a_layernorm.weight": m.norm(10), f"{attn}.kv_b_proj.weight": m.make(4 * 14, 10),
-        f"{attn}.o_proj.weight": m.make(m.hidden, 24),
-        **experts(m, f"{name}.mlp", deepseek=True, shared=16),
+        **m.latent(attn, m.hidden, 12), **experts(m, f"{name}.mlp", deepseek=True, shared=16),
     }  # fmt: skip
     config = _whole(m, "deepseek_v3", num_nextn_predict_layers=1, **DEEPSEEK)
     if yarn:

@@ -61,6 +61,10 @@ DRAFTERS: dict[str, Make] = {
     "eagle3-specforge-llama3-rope": made(synthetic.specforge_eagle3, rope_scaling=LLAMA3),
     "eagle3.1-specforge": made(synthetic.specforge_eagle3, fc_norm=True, norm_output=True),
     "eagle3-modelopt": made(synthetic.specforge_eagle3, taps=[1, 3, 4], modelopt=True),
+    "eagle3-deepseek": made(synthetic.deepseek_eagle3),
+    "eagle3-deepseek-two-layers": made(
+        synthetic.deepseek_eagle3, q_rank=0, layers=2, rope_scaling=YARN | {"mscale": 1.0, "mscale_all_dim": 0.7}
+    ),
     "eagle3-deepspec": made(synthetic.deepspec_eagle3, [0, 2, 3, 5, 6]),
     "eagle3-speculators": made(synthetic.speculators_eagle3, taps=[1, 4, 7]),
     "eagle3-speculators-norms": made(
@@ -126,6 +130,7 @@ MISREAD: dict[str, tuple[str, Change]] = {
     "recycled before the norm": ("eagle3.1-specforge", lambda s: replace(s, recycle=Recycle.PRE_NORM)),
     "recycled after the norm": ("eagle3-safeailab", lambda s: replace(s, recycle=Recycle.POST_NORM)),
     "residual not normed": ("eagle3-speculators-norms", first_layer(norm_before_residual=False)),
+    "halves turned for pairs": ("eagle3-deepseek", lambda s: replace(s, rope=replace(s.rope, interleaved=False))),
     "no norm before fc": ("eagle3-speculators-norms", lambda s: replace(s, fuse=Fuse())),
     "feature before the final norm": ("eagle1", lambda s: replace(s, taps=(7,))),
     "fill-in for anchor-first": ("dflash-deepspec", in_block(anchor_first=False)),

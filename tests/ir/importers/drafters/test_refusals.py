@@ -155,7 +155,11 @@ REFUSED: dict[str, tuple[str, Edit, str, str]] = {
     "map of two readings": ("eagle3-modelopt", put("d2t", torch.arange(40) + 2), "E0279", "offsets or ids"),
     "DFlash-2": ("dflash-zlab", config(architectures=["DFlash2DraftModel"]), "E0272", "DFlash-2"),
     "Domino": ("dflash-zlab", config(architectures=["DominoDraftModel"]), "E0272", "Domino"),
-    "latent EAGLE-3": ("eagle3-modelopt", config(architectures=["Eagle3DeepseekV2ForCausalLM"]), "E0272", "latent"),
+    "DeepSeek's without its attention": (
+        "eagle3-modelopt", config(architectures=["Eagle3DeepseekV2ForCausalLM"]), "E0278", "kv_lora_rank"),
+    "DeepSeek's with experts": (
+        "eagle3-deepseek", put("layers.0.mlp.gate.weight", torch.zeros(4, 32)), "E0275", "mlp.gate"),
+    "taps counted otherwise": ("eagle3-deepseek", config(num_aux_hidden_states=4), "E0278", "num_aux_hidden_states"),
     "Domino by its projector": ("dflash-zlab", section(projector_type="domino"), "E0278", "Domino"),
     "unknown speculators": ("eagle3-speculators", config(speculators_model_type="mlp"), "E0272", "speculators mlp"),
     "nothing known": ("eagle3-safeailab", tensors(lambda t: t.clear() or t.update(x=torch.zeros(1))), "E0272", "known"),
