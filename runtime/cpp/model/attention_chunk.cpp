@@ -7,9 +7,11 @@
 namespace specc {
 namespace {
 
+constexpr int64_t kKeysAhead = 6 * kTileKeys;
 constexpr int64_t kManyQueries = 32;  // that make up for transposing keys
 
 // Says that `count` floats will be read soon: the machine's own guesses end with a page, and are late at the first rows.
+// Only of rows that hold something: looking for a page that was never written takes longer than the arithmetic.
 void fetch(const float* floats, int64_t count) {
   for (int64_t i = 0; i < count; i += 16) __builtin_prefetch(floats + i);
 }
@@ -39,7 +41,7 @@ void find_keys(const Problem& p, const Row& row, int64_t kv_head, int64_t j, int
       }
     } else {
       keys[i] = p.k.data<float>() + offset;
-      fetch(keys[i] + 6 * kTileKeys * p.k.strides[1], p.columns);
+      if (place + kKeysAhead < row.length) fetch(keys[i] + kKeysAhead * p.k.strides[1], p.columns);
     }
   }
 }
@@ -145,12 +147,13 @@ void mix_rows(const Problem& p, const Partial* partials, const float* const* wei
 // Weighted sums of the values of a chunk.
 void mix(const Problem& p, const Query* queries, int64_t count, int64_t kv_head, int64_t chunk, const Work& work,
          Partial* partials) {
-  int64_t begin = chunk + kChunk, end = 0;
+  int64_t begin = chunk + kChunk, written = 0;
   for (int64_t i = 0; i < count; i++) {
     std::fill_n(partials[i].values, p.value_columns, 0.0f);
     begin = std::min(begin, std::max(queries[i].row->begin, chunk));
-    end = std::max(end, std::min(queries[i].row->shared, chunk + kChunk));
+    written = std::max(written, queries[i].row->shared);
   }
+  const int64_t end = std::min(written, chunk + kChunk);
   const auto value = [&](int64_t cache_row) { return kv_head * p.v.strides[0] + cache_row * p.v.strides[1]; };
   const float* weights[kMaxQueries];
   for (int64_t j = begin; j < end; j += kValueRows) {
@@ -163,7 +166,8 @@ void mix(const Problem& p, const Query* queries, int64_t count, int64_t kv_head,
     } else {
       v = p.v.data<float>() + value(start + j);
       stride = p.v.strides[1];
-      for (int64_t i = 2 * kValueRows; i < 3 * kValueRows; i++) fetch(v + i * stride, p.value_columns);
+      const int64_t soon = std::min(3 * kValueRows, written - j);
+      for (int64_t i = 2 * kValueRows; i < soon; i++) fetch(v + i * stride, p.value_columns);
     }
     for (int64_t i = 0, n = 0; i < count; i += n) {
       const auto low = [&](int64_t k) { return std::max(j, queries[k].row->begin); };
