@@ -34,6 +34,19 @@ def test_every_arm_of_every_drafter_is_told(tiny_artifact: Path, tmp_path: Path)
     assert len(done.stdout.splitlines()) == 1 + len(rows)
 
 
+def test_questions_are_asked_in_the_models_own_words(tiny_artifact: Path, tmp_path: Path) -> None:
+    """Each kind and all together: rounds that made as many tokens as there are."""
+    out = tmp_path / "rows.json"
+    done = _bench(
+        f"one={tiny_artifact}", "--kinds", "questions", "--new-tokens", 6, "--repeats", 1, "--out", out
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(out.read_text())["rows"]
+    assert [r["kind"] for r in rows[::3]] == ["chat", "code", "summary", "all"]
+    assert all(1 <= r["tokens_per_round"] <= 6 for r in rows)
+    assert done.stdout.count("\n") == 1 + len(rows)
+
+
 def test_what_is_no_artifact_is_refused() -> None:
     for wrong in (("artifact",), (), ("a=x", "--kinds", "prose")):
         done = _bench(*wrong)

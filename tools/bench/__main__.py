@@ -251,7 +251,7 @@ def side_by_side(
 
     Args:
         artifacts: NAME=ARTIFACT, of the same model with other methods.
-        kinds: Of specc's built-in prompts: chat, code, copy.
+        kinds: Of specc's built-in prompts: chat, code, copy; or questions, of which the model ends the answers itself.
         new_tokens: Tokens to decode for each prompt.
         repeats: Turns of each artifact.
         threads: Threads; 0 takes the physical cores this process may use.
@@ -261,11 +261,17 @@ def side_by_side(
     flags.at_least("--new-tokens", new_tokens, 1)
     flags.at_least("--repeats", repeats, 1)
     wanted = kinds.split(",")
-    for kind in wanted:
-        flags.one_of("--kinds", kind, prompts.CLASSES)
+    ask = wanted == ["questions"]
+    for kind in () if ask else wanted:
+        flags.one_of("--kinds", kind, (*prompts.CLASSES, "questions alone"))
     named = _named(artifacts)
-    asked = [p for p in prompts.built_in() if p.kind in wanted]
-    rows = drafters.compare(named, asked, new_tokens, repeats, threads, output.say)
+    asked = (
+        drafters.questions(next(iter(named.values()))) if ask
+        else [p for p in prompts.built_in() if p.kind in wanted]
+    )  # fmt: skip
+    rows = drafters.compare(
+        named, asked, new_tokens, repeats, threads, output.say, ignore_eos=not ask
+    )
     print(drafters.table(rows))
     if out is not None:
         out.write_text(json.dumps({"schema": 1, "rows": [asdict(r) for r in rows]}, indent=1))

@@ -211,11 +211,13 @@ def measure(
     policies: Sequence[str] = (),
     arms: Sequence[Arm] = (),
     processor_time: bool = False,
+    ignore_eos: bool = True,
 ) -> Measurements:
     """Run arms in turns, so that a machine that slows down slows them all; without `arms`, those of `arms_of`.
 
     `synthetic`: acceptance by position, played by a drafter that knows the plain tokens. `processor_time`: seconds of
     decoding are this process's own, of all its threads, and the first token, which follows the prompt, is left out.
+    `ignore_eos`: texts go on to `max_tokens`, past where the model would end them, and repeat themselves sooner.
     """
     found = Measurements(policies=tuple(policies))
     encoded = [(p, p.ids(artifact, max_tokens)) for p in prompts]
@@ -232,14 +234,14 @@ def measure(
                     drafter = synthetic_drafter(
                         told[prompt.name], synthetic, artifact.manifest.model.vocab_size, repeat
                     )
-                stats, _ = _run(artifact, ids, arm, max_tokens, drafter, processor_time)
+                stats, _ = _run(artifact, ids, arm, max_tokens, drafter, processor_time, ignore_eos)
                 found.runs.append(Run(arm.name, prompt.kind, repeat, stats))
     return found
 
 
 def side_by_side(
     openers: Sequence[Callable[[], Artifact]], prompts: Sequence[Prompt], max_tokens: int, repeats: int, *,
-    arms: Callable[[Manifest], Sequence[Arm]] = arms_of, processor_time: bool = False,
+    arms: Callable[[Manifest], Sequence[Arm]] = arms_of, processor_time: bool = False, ignore_eos: bool = True,
     done: Callable[[int, int], None] | None = None,
 ) -> list[Measurements]:  # fmt: skip
     """`measure` of artifacts that take turns, repeat by repeat, so that a machine that slows down slows them all.
@@ -254,7 +256,13 @@ def side_by_side(
                 turn = repeat % len(each)
                 turns = [*each[turn:], *each[:turn]]
                 runs = measure(
-                    artifact, prompts, max_tokens, 1, arms=turns, processor_time=processor_time
+                    artifact,
+                    prompts,
+                    max_tokens,
+                    1,
+                    arms=turns,
+                    processor_time=processor_time,
+                    ignore_eos=ignore_eos,
                 ).runs
             found[place].runs += [replace(run, repeat=repeat) for run in runs]
             if done is not None:
@@ -264,10 +272,12 @@ def side_by_side(
 
 def _run(
     artifact: Artifact, ids: Sequence[int], arm: Arm, max_tokens: int,
-    drafter: Callable[[list[int], int], list[int]] | None = None, processor_time: bool = False,
+    drafter: Callable[[list[int], int], list[int]] | None = None, processor_time: bool = False, ignore_eos: bool = True,
 ) -> tuple[Stats, list[int]]:  # fmt: skip
     with artifact.session() as session:
-        session.configure(max_tokens=max_tokens, ignore_eos=True, num_speculative_tokens=arm.k)
+        session.configure(
+            max_tokens=max_tokens, ignore_eos=ignore_eos, num_speculative_tokens=arm.k
+        )
         session.set("length_policy", arm.policy)
         if drafter is not None:
             session.set_drafter(drafter)
