@@ -419,6 +419,7 @@ print(json.dumps({"found": found, "codes": codes, "living": double.counts(LIVING
 """
 
 
+@pytest.mark.long
 def test_the_whole_loop_under_sanitizers(
     artifacts: Artifacts, wanted: list[int], tmp_path: Path
 ) -> None:

@@ -25,6 +25,7 @@ def smollm2() -> SpeculativeProgram:
     return build_program(request, SilentProgress())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
 def test_smollm2_is_machine_code_for_its_arch(
     smollm2: SpeculativeProgram, arch: str, tmp_path: Path
