@@ -260,17 +260,11 @@ def side_by_side(
     flags.threads(threads)
     flags.at_least("--new-tokens", new_tokens, 1)
     flags.at_least("--repeats", repeats, 1)
-    wanted = kinds.split(",")
-    ask = wanted == ["questions"]
-    for kind in () if ask else wanted:
-        flags.one_of("--kinds", kind, (*prompts.CLASSES, "questions alone"))
     named = _named(artifacts)
-    asked = (
-        drafters.questions(next(iter(named.values()))) if ask
-        else [p for p in prompts.built_in() if p.kind in wanted]
-    )  # fmt: skip
+    asked = drafters.prompts_of(kinds, next(iter(named.values())))
+    ends = asked[0].name.startswith(drafters.QUESTIONS.name)
     rows = drafters.compare(
-        named, asked, new_tokens, repeats, threads, output.say, ignore_eos=not ask
+        named, asked, new_tokens, repeats, threads, output.say, ignore_eos=not ends
     )
     print(drafters.table(rows))
     if out is not None:

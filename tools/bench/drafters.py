@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from specc import flags
 from specc.measurement import PLAIN, Measurements, side_by_side
-from specc.prompts import Prompt, from_file
+from specc.prompts import CLASSES, Prompt, built_in, from_file
 from specc.runtime import Artifact
 from specc.templates import ChatTemplate
 
@@ -61,6 +62,16 @@ def compare(
         for name in artifacts
         for arm in arms[name]
     ]
+
+
+def prompts_of(kinds: str, artifact: Path) -> list[Prompt]:
+    """Built-in prompts of `kinds`, or `questions`. Raises UsageError (SPECC-E0103) for other kinds."""
+    if kinds == "questions":
+        return questions(artifact)
+    wanted = kinds.split(",")
+    for kind in wanted:
+        flags.one_of("--kinds", kind, (*CLASSES, "questions alone"))
+    return [p for p in built_in() if p.kind in wanted]
 
 
 def questions(artifact: Path) -> list[Prompt]:
