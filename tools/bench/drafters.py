@@ -10,7 +10,7 @@ from pathlib import Path
 from specc import flags
 from specc.measurement import PLAIN, Measurements, side_by_side
 from specc.prompts import CLASSES, Prompt, built_in, from_file
-from specc.runtime import Artifact
+from specc.runtime import Artifact, Manifest
 from specc.templates import ChatTemplate
 
 QUESTIONS = Path(__file__).with_name("questions.jsonl")
@@ -79,6 +79,7 @@ def questions(artifact: Path) -> list[Prompt]:
 
     Raises ArtifactError if it has none.
     """
+    Manifest.read(artifact)  # or it says what is wrong with a folder that is no artifact
     template = ChatTemplate.of_artifact(artifact)
     return [
         replace(
