@@ -262,9 +262,8 @@ def side_by_side(
     flags.at_least("--repeats", repeats, 1)
     named = _named(artifacts)
     asked = drafters.prompts_of(kinds, next(iter(named.values())))
-    ends = asked[0].name.startswith(drafters.QUESTIONS.name)
     rows = drafters.compare(
-        named, asked, new_tokens, repeats, threads, output.say, ignore_eos=not ends
+        named, asked, new_tokens, repeats, threads, output.say, ignore_eos=kinds != drafters.ASKED
     )
     print(drafters.table(rows))
     if out is not None:

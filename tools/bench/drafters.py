@@ -15,8 +15,7 @@ from specc.templates import ChatTemplate
 
 QUESTIONS = Path(__file__).with_name("questions.jsonl")
 """What no drafter of specc was trained on, nor any threshold chosen by."""
-
-
+ASKED = "questions"
 ALL = "all"
 
 
@@ -66,11 +65,11 @@ def compare(
 
 def prompts_of(kinds: str, artifact: Path) -> list[Prompt]:
     """Built-in prompts of `kinds`, or `questions`. Raises UsageError (SPECC-E0103) for other kinds."""
-    if kinds == "questions":
+    if kinds == ASKED:
         return questions(artifact)
     wanted = kinds.split(",")
     for kind in wanted:
-        flags.one_of("--kinds", kind, (*CLASSES, "questions alone"))
+        flags.one_of("--kinds", kind, (*CLASSES, f"{ASKED} alone"))
     return [p for p in built_in() if p.kind in wanted]
 
 

@@ -256,14 +256,9 @@ def side_by_side(
                 turn = repeat % len(each)
                 turns = [*each[turn:], *each[:turn]]
                 runs = measure(
-                    artifact,
-                    prompts,
-                    max_tokens,
-                    1,
-                    arms=turns,
-                    processor_time=processor_time,
+                    artifact, prompts, max_tokens, 1, arms=turns, processor_time=processor_time,
                     ignore_eos=ignore_eos,
-                ).runs
+                ).runs  # fmt: skip
             found[place].runs += [replace(run, repeat=repeat) for run in runs]
             if done is not None:
                 done(repeat, place)

@@ -14,7 +14,7 @@ from specc.ir.importers.drafters.layers import (
     read_layer,
     read_rows_of_head,
 )
-from specc.ir.importers.drafters.positions import rope
+from specc.ir.importers.drafters.positions import latent_rope, rope
 from specc.ir.importers.drafters.spec import (
     Block,
     DrafterCheckpoint,
@@ -113,9 +113,8 @@ def read_eagle3(parts: Parts, said: Eagle3Conventions) -> DrafterCheckpoint:
         for i, name in enumerate(names)
     ]  # fmt: skip
     parts.take("norm.weight", [hidden])
-    turning = config.integer("qk_rope_head_dim") if latent else attention_sizes(config, hidden)[2]
-    described, frequencies = rope(
-        config, turning, interleaved=latent and config.flag("rope_interleave", True)
+    described, frequencies = (
+        latent_rope(config) if latent else rope(config, attention_sizes(config, hidden)[2])
     )
     parts.weights["rope.inv_freq"] = frequencies
     drafts = config.integer("draft_vocab_size", vocab)

@@ -117,16 +117,8 @@ def read_latent(
     for which, shape in shapes.items():
         parts.take(f"{source}.{which}", shape, f"{name}.{which}")
     return LatentAttention(
-        heads,
-        q_rank,
-        kv_rank,
-        nope,
-        turning,
-        value,
-        input_size,
-        _scale(parts, nope + turning),
-        bias,
-    )
+        heads, q_rank, kv_rank, nope, turning, value, input_size, _scale(parts, nope + turning), bias
+    )  # fmt: skip
 
 
 def _scale(parts: Parts, width: int) -> float:

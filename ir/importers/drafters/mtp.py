@@ -19,7 +19,7 @@ from specc.ir.importers.drafters.layers import (
     read_head,
     read_mlp,
 )
-from specc.ir.importers.drafters.positions import rope
+from specc.ir.importers.drafters.positions import latent_rope, rope
 from specc.ir.importers.drafters.spec import (
     Attention,
     DrafterCheckpoint,
@@ -75,9 +75,7 @@ def read_mtp(parts: Parts, names: MtpNames) -> DrafterCheckpoint:
     attention: Attention | LatentAttention
     if latent:
         attention = read_latent(parts, source, name, hidden, hidden)
-        described, frequencies = rope(
-            config, attention.rope_dim, interleaved=config.flag("rope_interleave", True)
-        )
+        described, frequencies = latent_rope(config)
     else:
         attention = read_attention(parts, source, name, hidden, hidden, gated=names.gated)
         described, frequencies = rope(config, attention_sizes(config, hidden)[2])

@@ -49,6 +49,13 @@ def rope(config: Config, head_dim: int, *, interleaved: bool = False) -> tuple[R
     return described, Weight.of(frequencies)
 
 
+def latent_rope(config: Config) -> tuple[Rope, Weight]:
+    """The same of latent attention, which turns a part of its heads, in pairs unless a key says halves."""
+    return rope(
+        config, config.integer("qk_rope_head_dim"), interleaved=config.flag("rope_interleave", True)
+    )
+
+
 def _bad(config: Config, what: str, found: str) -> ModelError:
     return ModelError(
         "SPECC-E0278", f"the drafter's rope {what}", where=config.where, expected=" or ".join(_KINDS),

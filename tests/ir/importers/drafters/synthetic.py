@@ -20,6 +20,12 @@ from tests.ir.importers.tiny_models import tiny
 
 Tensors = dict[str, torch.Tensor]
 
+LATENT = {
+    "q_lora_rank": 12, "kv_lora_rank": 10, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6,
+    "num_key_value_heads": 4,
+}  # fmt: skip
+"""Of DeepSeek's attention as `Maker.latent` makes it."""
+
 LAYERS = 8
 """Of a target: the fewest with which EAGLE-3's three default taps differ."""
 
@@ -209,10 +215,9 @@ def deepseek_eagle3(
     del tensors["t2d"]
     config = m.sizes(
         architectures=["Eagle3DeepseekV2ForCausalLM"], model_type="deepseek_v3", num_hidden_layers=layers,
-        draft_vocab_size=40, rope_theta=1e6, attention_bias=False, q_lora_rank=q_rank or None, kv_lora_rank=10,
-        qk_nope_head_dim=8, qk_rope_head_dim=4, v_head_dim=6, num_key_value_heads=4,
-        n_routed_experts=4, num_experts_per_tok=2,
-        moe_intermediate_size=16, n_shared_experts=1, first_k_dense_replace=1, scoring_func="sigmoid",
+        draft_vocab_size=40, rope_theta=1e6, attention_bias=False, **LATENT | {"q_lora_rank": q_rank or None},
+        n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=16,
+        n_shared_experts=1, first_k_dense_replace=1, scoring_func="sigmoid",
         eagle_config={"use_aux_hidden_state": True, "use_last_layernorm": True},
     )  # fmt: skip
     return write(folder, {**config, **keys}, tensors)

@@ -12,14 +12,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
-from tests.ir.importers.drafters.synthetic import Maker, Tensors, speculators_config, write
+from tests.ir.importers.drafters.synthetic import LATENT, Maker, Tensors, speculators_config, write
 from tests.ir.importers.tiny_models import tiny
 
 DEEPSEEK = {
-    "q_lora_rank": 12, "kv_lora_rank": 10, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6,
-    "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1, "moe_intermediate_size": 16,
+    **LATENT, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1,
+    "moe_intermediate_size": 16,
     "n_shared_experts": 1, "first_k_dense_replace": 1, "norm_topk_prob": True, "routed_scaling_factor": 2.5,
-    "topk_method": "noaux_tc", "scoring_func": "sigmoid", "num_key_value_heads": 4,
+    "topk_method": "noaux_tc", "scoring_func": "sigmoid",
 }  # fmt: skip
 YARN = {
     "type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 32, "beta_slow": 1,
