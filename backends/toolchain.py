@@ -107,23 +107,25 @@ class Toolchain:
         """The flag for this instruction set."""
         return f"-march={self.isa}"
 
-    def leaf(self, source: str, name: str, *, header: Path | None = None) -> Object:
-        """Generated code of one leaf, whose functions get names that begin with `name`.
+    def leaf(self, source: str, name: str) -> Object:
+        """Generated code of one leaf, whose functions get names that begin with `name`."""
+        return Object(_named(source, name), name, self._leaf_flags(), first=_LEAF_HEADERS)
 
-        `header`: what it is compiled against where it only tells a device what to compute.
-        """
-        names = f"#define SPECC_LEAF(f) {name}_##f\n#define aot_inductor {name}_inductor\n"
+    def calling(self, source: str, name: str) -> Object:
+        """The same of a leaf that only tells a GPU what to compute, on the runtime's `cuda/leaf_cuda.h`."""
+        folder = sources.CPP / "cuda"
+        flags = ("-O1", *(f for f in self._leaf_flags() if f != "-O3"), f"-I{folder}")
+        header, first = ((folder / n).read_text() for n in ("leaf_cuda.h", "redirected.h"))
+        return Object(_named(source, name), name, flags, header, first)
+
+    def _leaf_flags(self) -> tuple[str, ...]:
         capability = _CAPABILITY[self.isa]
-        flags = (
+        return (
             *_LEAF_FLAGS, self.march, *(f"-D{d}" for d in _DEFINITIONS),
             f"-DCPU_CAPABILITY={capability}", f"-DCPU_CAPABILITY_{capability}",
             *(_NEON if capability == "NEON" else ()),
             f"-I{_TORCH}", f"-I{_TORCH / 'torch/csrc/api/include'}", f"-I{sources.CPP / 'model'}",
         )  # fmt: skip
-        if header is None:
-            return Object(names + source, name, flags, first=_LEAF_HEADERS)
-        calling = ("-O1", *(f for f in flags if f != "-O3"), f"-I{header.parent}")
-        return Object(names + source, name, calling, header.read_text())
 
     def launching(self, source: str, name: str) -> Object:
         """A leaf that only launches what a GPU runs, on the runtime's folder `cuda`."""
@@ -331,6 +333,10 @@ class Toolchain:
                 found="; ".join(lines[:5]) or told[-400:],
                 cure="run `specc doctor`, and report it with this text",
             )  # fmt: skip
+
+
+def _named(source: str, name: str) -> str:
+    return f"#define SPECC_LEAF(f) {name}_##f\n#define aot_inductor {name}_inductor\n{source}"
 
 
 def _environment() -> dict[str, str]:

@@ -38,16 +38,17 @@ def _attend(
     share the call.
     """
     first = max(0, k.shape[1] - window) if window > 0 else 0
-    group = q.shape[0] // k.shape[0]
-    k, v = (x[:, first:].repeat_interleave(group, 0) for x in (k, v))
-    scores = torch.einsum("hd,hsd->hs", q, k) * scale
+    k, v = k[:, first:].contiguous(), v[:, first:].contiguous()
+    grouped = q.reshape(k.shape[0], -1, q.shape[1])
+    scores = (grouped @ k.transpose(1, 2)).flatten(0, 1) * scale
     if softcap > 0:
         scores = softcap * torch.tanh(scores / softcap)
     scores = scores.float()
     if sinks is not None:
         scores = torch.cat([scores, sinks.float()[:, None]], -1)
     weights = torch.softmax(scores, -1)[:, : k.shape[1]]
-    return torch.einsum("hs,hsd->hd", weights.to(v.dtype), v)
+    weighted: Tensor = weights.to(v.dtype).reshape(*grouped.shape[:2], -1) @ v
+    return weighted.flatten(0, 1)
 
 
 @operation(
@@ -140,9 +141,16 @@ def _cached_attention(
     """
     attended = []
     for row, seen in zip(q, seen_rows(positions, rows, parents), strict=True):
-        k, v = (cache[:, seen].to(q.dtype) for cache in (k_cache, v_cache))
+        at = _place(seen)
+        k, v = (cache[:, at].to(q.dtype) for cache in (k_cache, v_cache))
         attended.append(_attend(row, k, v, sinks, scale, window, softcap))
     return torch.stack(attended)
+
+
+def _place(seen: list[int]) -> slice | Tensor:
+    """What takes these cache rows: a slice where they follow each other, which is no copy."""
+    following = range(seen[0], seen[0] + len(seen))
+    return slice(following.start, following.stop) if seen == [*following] else torch.tensor(seen)
 
 
 @operation(

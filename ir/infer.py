@@ -21,6 +21,8 @@ _ROWS = (5, 7)
 """T in the two runs: a size that is 5 in the first and 7 in the second is T."""
 _POSITIONS = (11, 13)
 """S in the two runs, where a state buffer's length is still open."""
+_MOST_MADE = 20_000
+"""Operations that are remembered; a model has hundreds."""
 
 
 def infer_types(graph: fx.Graph, where: str = "") -> None:
@@ -38,10 +40,16 @@ def infer_types(graph: fx.Graph, where: str = "") -> None:
             node.meta["type"] = node.args[0].meta["type"][node.args[1]]
 
 
+_mode = FakeTensorMode(allow_non_fake_inputs=True)
+_made: dict[Any, Any] = {}
+"""By operation and types. Layers are alike, and so are the graphs of one pass and the next: each is evaluated once."""
+
+
 def _shapes(graph: fx.Graph, rows: int, positions: int, where: str) -> dict[fx.Node, Any]:
     values: dict[fx.Node, Any] = {}
-    made: dict[Any, Any] = {}  # layers are alike: an operation on the same types is evaluated once
-    with FakeTensorMode(allow_non_fake_inputs=True):
+    if len(_made) > _MOST_MADE:
+        _made.clear()
+    with _mode:
         for node in graph.nodes:
             if node.op in ("placeholder", "get_attr"):
                 type_: TensorType = node.meta["type"]
@@ -53,9 +61,9 @@ def _shapes(graph: fx.Graph, rows: int, positions: int, where: str) -> dict[fx.N
                 kwargs = fx.map_arg(node.kwargs, values.__getitem__)
                 key = (target, _key(args), _key(kwargs))
                 try:
-                    if key not in made:
-                        made[key] = target(*args, **kwargs)
-                    values[node] = made[key]
+                    if key not in _made:
+                        _made[key] = target(*args, **kwargs)
+                    values[node] = _made[key]
                 except Exception as error:
                     raise InvalidProgramError(
                         "SPECC-E0301",

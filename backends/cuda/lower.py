@@ -21,11 +21,9 @@ from specc.backends.toolchain import Object, Toolchain, leaf_table
 from specc.errors import BackendError
 from specc.ir import Function, Role, SpeculativeProgram
 from specc.ir.types import HALVES
-from specc.runtime import sources
 
 _KERNELS = ("specc.backends.cuda.packed", "specc.backends.cuda.trees")
 """What leaves call, with what they import; named, since they need Triton."""
-_LEAF_HEADER = sources.CPP / "cuda/leaf_cuda.h"
 _LAUNCH = re.compile(r"^\s+call_\w+\(", re.MULTILINE)
 
 
@@ -37,7 +35,10 @@ class CudaBackend:
     def ahead(self, device: Device) -> AbstractContextManager[None]:
         """Compile kernels and engine while the model is imported. Raises BackendError (SPECC-E0451, E0403)."""
         fakes.require()
-        return Toolchain(device.isa).ahead()
+        chain = Toolchain(device.isa)
+        return chain.ahead(
+            chain.calling('#include "leaf_cuda.h"', "empty")
+        )  # (its headers are all leaves')
 
     def lower(
         self, program: SpeculativeProgram, into: Path, device: Device, progress: Progress
@@ -54,7 +55,7 @@ class CudaBackend:
         def generated() -> Iterator[Object]:
             for number, function in enumerate(used):
                 texts[function.name] = source_of(function, device.gpu)
-                yield chain.leaf(texts[function.name], f"leaf{number}", header=_LEAF_HEADER)
+                yield chain.calling(texts[function.name], f"leaf{number}")
 
         files = chain.build(
             into, [*chain.kernels(), *chain.player("cuda", cuda_table(used, device))], generated(), progress,

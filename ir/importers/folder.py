@@ -46,7 +46,7 @@ def load_folder(folder: Path) -> PreTrainedModel:
     from transformers import AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
-    disable_progress_bar()  # type: ignore[no-untyped-call]  # specc has its own, and JSON on stderr must stay JSON
+    disable_progress_bar()  # specc has its own, and JSON on stderr must stay JSON
     try:
         with quiet("transformers"):  # what it would print becomes an error below
             loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -65,7 +65,7 @@ def load_folder(folder: Path) -> PreTrainedModel:
     _check_tied(model, files, folder)
     for name, parameter in model.named_parameters():
         finite(name, parameter, folder)
-    return model  # type: ignore[no-any-return]
+    return model
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -191,7 +191,7 @@ def _check_report(report: dict[str, Any], folder: Path, config: dict[str, Any]) 
 
 def _check_tied(model: PreTrainedModel, files: dict[str, Path], folder: Path) -> None:
     """A head that is in the files must be the head that is used, whatever the configuration says about tying."""
-    head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    head: Any = model.get_output_embeddings()
     path = files.get("lm_head.weight")
     if head is None or path is None or model.config.tie_word_embeddings is False:
         return

@@ -18,6 +18,7 @@ from specc.ir.importers import attention, experts, refusals, rope
 from specc.ir.importers.exported import import_exported
 from specc.ir.importers.quiet import quiet
 from specc.ir.importers.rows import check_rows
+from specc.ir.importers.traced import traced
 from specc.ir.program import ModelInfo, SpeculativeProgram
 from specc.ir.weights import Weight, WeightStore
 
@@ -57,8 +58,7 @@ def import_model(
     refusals.refuse_architecture(model.config.get_text_config().to_dict(), name)
     model.train(False)
     with _as_specc(model), rope.frozen(model, max_model_len) as choice:
-        exported = _trace(model, name)
-    function, constants = import_exported(exported)
+        function, constants = traced(model, lambda: import_exported(_trace(model, name)))
     if weights is not None:
         constants = {n: weights.get(n, w) for n, w in constants.items()}
     info = model_info(model)

@@ -17,6 +17,10 @@ from specc.ir.graphs import type_of
 from specc.ir.types import DTYPES
 
 ISA = "x86-64-v3"
+_QUICK = tvm.target.Target({**target(ISA).export(), "opt-level": 0})
+"""What is told here is what kernels compute; artifacts' are made by the whole of LLVM."""
+_BUILT: dict[str, Any] = {}
+
 assert _conversions  # registers what operations become
 
 
@@ -25,7 +29,10 @@ class Player:
 
     def __init__(self, kernels: Kernels) -> None:
         self.kernels = kernels
-        self._built = tvm.tirx.build(kernels.module, target=target(ISA))
+        text = kernels.text()  # many programs have one target
+        if text not in _BUILT:
+            _BUILT[text] = tvm.tirx.build(kernels.module, target=_QUICK)
+        self._built = _BUILT[text]
 
     def __call__(self, *args: torch.Tensor) -> list[torch.Tensor]:
         kernels = self.kernels

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from itertools import cycle
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from specc.ir import SpeculativeProgram, StateBuffer, StateKind
 from specc.ir.evaluate import State, evaluate, fresh_state, text_inputs
 from specc.ir.sharding import Way
+from specc.ir.weights import Weight, WeightStore
 
 Drafts = Callable[[Sequence[int], int], Sequence[int]]
 """Host drafter: the tokens so far and K -> K tokens."""
@@ -37,6 +39,8 @@ def generate(
     drafts, or the paths of a tree of them, are added to `drafted`; confidences to `foretold`, by the
     text's length.
     """
+    read = {name: Weight.of(weight.load()) for name, weight in program.weights.items()}
+    program = replace(program, weights=WeightStore(read))  # once, not for each function that runs
     state = fresh_state(program)
     for buffer in state.values():
         buffer.fill_(poison)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 
 from specc import artifacts, cache, cli
 from specc.artifacts import compile_kept, key_of
@@ -257,6 +258,38 @@ def test_pieces_are_made_once_and_checked(folder: Path) -> None:
     assert {p.name for p in (folder / "objects").iterdir()} == {"x.o", "x.o.sha256"}
 
 
+MAKER = """
+import sys, time
+from pathlib import Path
+from specc.cache import Pieces
+
+def make(path):
+    with open(sys.argv[1], "a") as log:
+        log.write("made\\n")
+    time.sleep(1)
+    path.write_text("content")
+
+print(Pieces("objects").get("x.o", make).read_text())
+"""
+
+
+def test_processes_beside_each_other_make_a_piece_once(folder: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", MAKER, str(tmp_path / "log")]
+    both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    assert [p.communicate(timeout=60)[0] for p in both] == ["content\n"] * 2
+    assert (tmp_path / "log").read_text() == "made\n"
+    assert {p.name for p in (folder / "objects").iterdir()} == {"x.o", "x.o.sha256"}
+
+
+def test_who_waits_too_long_for_another_makes_it_too(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pieces = cache.Pieces("objects")
+    monkeypatch.setattr(cache, "_PATIENCE", 0.2)
+    with FileLock(folder / "objects/tmp-lock-x.o"):
+        assert pieces.get("x.o", lambda p: p.write_text("content")).read_text() == "content"
+
+
 def test_what_fails_leaves_nothing(folder: Path) -> None:
     def fail(path: Path) -> None:
         path.write_text("half")
@@ -303,21 +336,30 @@ def test_what_is_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
         Toolchain("armv8-a")
 
 
-def test_headers_understood_before_change_no_byte(folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "source", "least"),
+    [
+        (
+            "leaf", "float twice(float x) { return at::vec::Vectorized<float>(x + x).size() * x; }", 10_000_000,
+        ),
+        ("calling", '#include "leaf_cuda.h"\nvoid begin(AtenTensorHandle* in) { SPECC_LEAF_ENTER(in, 1); }', 1_000_000),
+    ],
+)  # fmt: skip
+def test_headers_understood_before_change_no_byte(
+    folder: Path, kind: str, source: str, least: int
+) -> None:
     """The same object from the text of the headers, which is what g++ goes back to for what it did not make itself."""
     from specc.backends.toolchain import Toolchain
-
-    source = "float twice(float x) { return at::vec::Vectorized<float>(x + x).size() * x; }"
 
     def compiled() -> bytes:
         chain = Toolchain("x86-64-v3")
         with chain.at_work() as start:
-            (made,) = start([chain.leaf(source, "leaf0")])
+            (made,) = start([getattr(chain, kind)(source, "leaf0")])
             return made.result().read_bytes()
 
     found = compiled()
     (understood,) = (folder / "headers").glob("*.gch")
-    assert understood.stat().st_size > 10_000_000
+    assert understood.stat().st_size > least
     assert compiled() == found
     understood.write_bytes(b"of another g++")
     Path(f"{understood}.sha256").write_text(cache.sha256(understood))

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from bench.verb import told
 from specc import prompts
-from specc.driver import compile_model
 from specc.measurement import PLAIN, Measurements, plain_and_adaptive, plain_and_fixed, side_by_side
 from specc.progress import Progress
 from specc.prompts import Prompt
@@ -59,6 +58,8 @@ def compiled(
     model: str, methods: Sequence[str], folder: Path, progress: Progress
 ) -> dict[str, Path]:
     """An artifact for each method; those that are in the folder already stay as they are."""
+    from specc.driver import compile_model  # torch, which no other measurement needs
+
     folder.mkdir(parents=True, exist_ok=True)
     found = {}
     for method in methods:

@@ -31,6 +31,9 @@ _UNFINISHED = "tmp"
 _IN_USE = 3600.0
 """Seconds since its last use for which trimming leaves an entry alone: someone may be reading it."""
 
+_PATIENCE = 600.0
+"""Seconds to wait for another process that makes the same: it may be stopped (Ctrl-Z) and never end."""
+
 
 def folder() -> Path:
     """SPECC_CACHE_DIR, or specc in the user's cache folder."""
@@ -91,9 +94,12 @@ class Pieces:
     def get(self, name: str, make: Callable[[Path], object]) -> Path:
         """The file `name`: as it was kept, or as `make` writes it to the path that it is given."""
         with _being_made(self.folder / name):
-            return self._get(name, make)
+            if kept := self._kept(name):
+                return kept
+            with _made_elsewhere(self.folder / name):
+                return self._kept(name) or self._make(name, make)
 
-    def _get(self, name: str, make: Callable[[Path], object]) -> Path:
+    def _kept(self, name: str) -> Path | None:
         path = self.folder / name
         seal = path.with_name(name + ".sha256")
         with contextlib.suppress(OSError):
@@ -101,6 +107,11 @@ class Pieces:
                 for used in (path, seal):
                     os.utime(used)
                 return path
+        return None
+
+    def _make(self, name: str, make: Callable[[Path], object]) -> Path:
+        path = self.folder / name
+        seal = path.with_name(name + ".sha256")
         with tempfile.TemporaryDirectory(dir=self.folder, prefix=_UNFINISHED) as place:
             made = Path(place) / name
             make(made)
@@ -117,6 +128,22 @@ _locks: dict[Path, threading.Lock] = {}
 def _being_made(path: Path) -> threading.Lock:
     """Held while a thread of this process makes `path`, so that another waits for it instead of making it twice."""
     return _locks.setdefault(path, threading.Lock())
+
+
+@contextmanager
+def _made_elsewhere(path: Path) -> Iterator[None]:
+    """Within this context no other process makes `path`, unless it waited for long or cannot lock files there.
+
+    Two that make the same do no harm, so a lock that is lost or a file of one that was killed is none either.
+    """
+    from filelock import FileLock
+
+    lock = path.with_name(f"{_UNFINISHED}-lock-{path.name}")
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(OSError):  # (a Timeout is one)
+            held.enter_context(FileLock(lock, timeout=_PATIENCE, poll_interval=0.1))
+            held.callback(lock.unlink, missing_ok=True)
+        yield
 
 
 def inductor_settings() -> list[str]:

@@ -1,9 +1,7 @@
 // What a leaf that Inductor wrote for a GPU is compiled against: leaf.h, where a tensor's address is the GPU's, and
 // kernels come out of the leaf itself. Needs no CUDA toolkit.
 #pragma once
-#define aoti_torch_get_data_ptr specc_cuda_data
-#define aoti_torch_empty_strided specc_cuda_empty
-#define aoti_torch_clone_preserve_strides specc_cuda_clone
+#include "redirected.h"
 #define SPECC_LEAF_ENTER(in, n_in) specc_cuda_must(specc_cuda_enter(reinterpret_cast<struct specc_tensor**>(in), n_in))
 
 #include <cstdint>

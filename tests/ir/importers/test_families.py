@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny_models import FAMILIES, VOCABULARY, eager_logits, tiny
+from tiny_models import FAMILIES, difference, eager_logits, logits_of, prompt, tiny
 
 from specc.errors import ModelError
 from specc.ir import check
@@ -14,20 +14,6 @@ from specc.ir.importers import attention
 from specc.ir.importers.huggingface import import_model
 from specc.ir.program import SpeculativeProgram
 from specc.passes import pipelines
-
-ROWS = 24
-
-
-def logits_of(program: SpeculativeProgram, tokens: torch.Tensor) -> torch.Tensor:
-    return evaluate(program, "target", [tokens, torch.arange(len(tokens))], {})[0]
-
-
-def difference(got: torch.Tensor, want: torch.Tensor) -> float:
-    return float((got - want).abs().max() / want.abs().max())
-
-
-def prompt() -> torch.Tensor:
-    return torch.randint(3, VOCABULARY, (ROWS,), generator=torch.Generator().manual_seed(1))
 
 
 def rewritten_logits(program: SpeculativeProgram, tokens: torch.Tensor) -> torch.Tensor:

@@ -8,6 +8,9 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from specc.ir import SpeculativeProgram
+from specc.ir.evaluate import evaluate
+
 VOCABULARY = 96
 
 _BASE: dict[str, Any] = {
@@ -138,3 +141,18 @@ def eager_logits(model: PreTrainedModel, tokens: torch.Tensor) -> torch.Tensor:
     with torch.no_grad():
         logits: torch.Tensor = model(input_ids=tokens[None], use_cache=False).logits[0]
     return logits
+
+
+def prompt() -> torch.Tensor:
+    """24 tokens."""
+    return torch.randint(3, VOCABULARY, (24,), generator=torch.Generator().manual_seed(1))
+
+
+def logits_of(program: SpeculativeProgram, tokens: torch.Tensor) -> torch.Tensor:
+    """Logits [T, V] by a program as it was imported."""
+    return evaluate(program, "target", [tokens, torch.arange(len(tokens))], {})[0]
+
+
+def difference(got: torch.Tensor, want: torch.Tensor) -> float:
+    """The largest, of the largest number in `want`."""
+    return float((got - want).abs().max() / want.abs().max())
