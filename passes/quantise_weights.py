@@ -11,14 +11,15 @@ import torch
 from torch import fx
 
 from specc.errors import PassError
-from specc.ir import Encoding, Role, SpeculativeProgram, Weight
+from specc.ir import Encoding, Owner, Role, SpeculativeProgram, Weight
 from specc.ir.graphs import weight_name
 from specc.ir.packing import is_multiplied, is_packable, pack
 from specc.passes.base import Pass, PassResult, need, same
 from specc.passes.fuse_linears import chooses_experts
+from specc.passes.leaf_writer import PREFIX
 from specc.passes.rounding import ROUNDINGS
 
-aten = torch.ops.aten
+aten, specc = torch.ops.aten, torch.ops.specc
 
 KEEP = "keep"
 """In place of an encoding: as the model's file has it."""
@@ -32,8 +33,8 @@ class QuantiseWeights(Pass):
     After:  layer.0: specc.linear(%x, %w: u8[...], None, N, q4mg32)   call layer.0(%x, @w#q4mg32)
 
     The arithmetic changes with it, and is the same for every backend (`ir.products`). Of all functions there are: the
-    target's and the drafter's. What stays as it is (`left`): matrices that the encoding does not fit, routers of
-    experts, tables looked up by position, and with `keep` what the file has in floating point.
+    target's and the drafter's, or those of one `owner`. What stays as it is (`left`): matrices that the encoding does
+    not fit, routers of experts, tables looked up by position, and with `keep` what the file has in floating point.
     """
 
     name: ClassVar[str] = "quantise-weights"
@@ -43,22 +44,26 @@ class QuantiseWeights(Pass):
     """Names of encodings, or `keep` in both: as the model's file has them."""
     rounding: str = "nearest"
     """One of `ROUNDINGS`."""
+    owner: Owner | None = None
+    """Whose matrices; None for everybody's. A drafter may guess in fewer bits than its target decides in: what it
+    reads for a draft is what the draft costs, and no text changes."""
 
     def requires(self, program: SpeculativeProgram) -> None:
         leaves = [f for f in program.functions.values() if f.role is Role.LEAF]
         need(leaves, "there are no leaves", "outline-layers")
         if self.layers == KEEP:
-            _require_blocks(program)
+            _require_blocks(program, self.owner)
 
     def call(self, program: SpeculativeProgram) -> PassResult:
-        found = sorted({(part, str(w.packing.encoding)) for part, w in _packed(program)})  # type: ignore[union-attr]
+        packed = _packed(program, self.owner)
+        found = sorted({(part, str(w.packing.encoding)) for part, w in packed})  # type: ignore[union-attr]
         if found:
             wanted = sorted({(part, self._name(part)) for part, _ in found})
             if self.layers != KEEP:
                 same("encodings", found, wanted)
             return PassResult(program, modified=False)
         rewritten = pack(program, partial(self._choose, program))
-        return PassResult(rewritten, modified=any(_packed(rewritten)))
+        return PassResult(rewritten, modified=any(_packed(rewritten, self.owner)))
 
     def _name(self, part: str) -> str:
         return self.layers if part == "layer" else self.ends
@@ -67,7 +72,7 @@ class QuantiseWeights(Pass):
         self, program: SpeculativeProgram, call: fx.Node, taken: fx.Node, name: str
     ) -> Weight | None:
         weight, wanted = program.weights[name], self._name(call.meta["part"])
-        if not _counts(taken):
+        if not _counts(taken) or self.owner not in (None, owner_of(program, taken, name)):
             return None
         if wanted == KEEP:
             return weight.as_stored() if weight.stored is not None else None
@@ -107,24 +112,49 @@ def _arguments(program: SpeculativeProgram) -> Iterator[tuple[fx.Node, fx.Node, 
             yield call, taken, name
 
 
-def _packed(program: SpeculativeProgram) -> Iterator[tuple[str, Weight]]:
-    """Packed weights, with the part that reads them."""
-    for call, _, name in _arguments(program):
-        if program.weights[name].packing is not None:
-            yield call.meta["part"], program.weights[name]
+def owner_of(program: SpeculativeProgram, taken: fx.Node, name: str) -> Owner:
+    """Whose the weight is that a leaf takes as `taken`.
+
+    The target's head is its own where the target reads it. What a drafter only looks up in (an embedding) costs a draft
+    nothing, and is the target's where it is the same as the target's.
+    """
+    if not name.startswith(PREFIX):
+        return Owner.TARGET
+    if is_multiplied(taken) or any(user.target is specc.linear.default for user in taken.users):
+        return Owner.DRAFTER
+    weight = program.weights[name]
+    theirs = (w for n, w in program.weights.items() if not n.startswith(PREFIX))
+    same_as = any(w.type == weight.type and w.key == weight.key for w in theirs)
+    return Owner.TARGET if same_as else Owner.DRAFTER
 
 
-def left(program: SpeculativeProgram) -> list[str]:
-    """Matrices that leaves multiply with and that are not packed, each once."""
-    found = [name for _, taken, name in _arguments(program) if is_multiplied(taken)]
+def _packed(
+    program: SpeculativeProgram, owner: Owner | None = None
+) -> Iterator[tuple[str, Weight]]:
+    """Packed weights of `owner`, or of everybody, with the part that reads them."""
+    for call, taken, name in _arguments(program):
+        weight = program.weights[name]
+        if weight.packing is not None and owner in (None, owner_of(program, taken, name)):
+            yield call.meta["part"], weight
+
+
+def left(program: SpeculativeProgram, owner: Owner | None = None) -> list[str]:
+    """Matrices of `owner`, or of everybody, that leaves multiply with and that are not packed, each once."""
+    found = [
+        name for _, taken, name in _arguments(program)
+        if is_multiplied(taken) and owner in (None, owner_of(program, taken, name))
+    ]  # fmt: skip
     return [n for n in dict.fromkeys(found) if program.weights[n].packing is None]
 
 
-def _require_blocks(program: SpeculativeProgram) -> None:
-    matrices = {n: program.weights[n] for _, taken, n in _arguments(program) if _counts(taken)}
+def _require_blocks(program: SpeculativeProgram, owner: Owner | None) -> None:
+    matrices = {
+        n: program.weights[n] for _, taken, n in _arguments(program)
+        if _counts(taken) and owner in (None, owner_of(program, taken, n))
+    }  # fmt: skip
     stored = {name: w.stored for name, w in matrices.items() if w.stored is not None}
     kept = "Q4_0, Q4_1 or Q8_0"
-    if not stored and not any(_packed(program)):
+    if not stored and not any(_packed(program, owner)):
         raise PassError(
             "SPECC-E0360", "there is nothing to keep: the model's file has no quantised matrices",
             expected=f"a GGUF of {kept}", cure="choose --quant int8 or int4",

@@ -211,11 +211,16 @@ def test_a_leaf_that_fails_is_a_coded_error(tiny_artifact: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("method", "quant"),
-    [("eagle3", "none"), ("eagle3", "int8"), ("medusa", "none"), ("dspark", "int8")],
+    ("method", "quant", "drafters"),
+    [
+        ("eagle3", "none", "auto"),
+        ("eagle3", "int8", "auto"),
+        ("medusa", "none", "int8"),
+        ("dspark", "int8", "none"),
+    ],
 )
 def test_a_trained_drafter_is_believed_as_far_as_it_knows(
-    method: str, quant: str, tmp_path: Path
+    method: str, quant: str, drafters: str, tmp_path: Path
 ) -> None:
     """Whatever K was, the engine has extended the drafter: accepted lengths are the scripted ones."""
     wrong = {3, 4, 11, 20, 21, 26, 30}
@@ -228,6 +233,7 @@ def test_a_trained_drafter_is_believed_as_far_as_it_knows(
         drafter=str(drafter),
         prefill_chunk=4,
         quant=quant,
+        drafter_quant=drafters,
     )
     text = [9]
     while len(text) < 64:

@@ -6,7 +6,7 @@ import torch
 from expecttest import assert_expected_inline
 from torch import Tensor, fx
 
-from specc.ir import Encoding, SpeculativeProgram, Weight
+from specc.ir import Encoding, Owner, SpeculativeProgram, Weight
 from specc.ir.dialect import ops
 from specc.ir.graphs import Builder
 from specc.ir.weights import Stored
@@ -253,3 +253,28 @@ def test_refuses() -> None:
     done = QuantiseWeights("q8", "q8g32")(ready(decoder())).program
     for other in (QuantiseWeights("q8g32", "q8g32"), QuantiseWeights("q8", "q8")):
         assert toy.refusal(other, done).startswith("SPECC-E0334")
+
+
+def test_a_drafter_in_fewer_bits_than_its_target() -> None:
+    """What is the target's stays, or has a form of its own; the text is the target's."""
+    from tests.passes.driver import generate
+
+    drafters = QuantiseWeights("q4g32", "q8g32", owner=Owner.DRAFTER)
+    targets = QuantiseWeights("bf16", "bf16", owner=Owner.TARGET)
+    head = {"draft.head": "q8g32", "draft.w0": "q4g32", "draft.w1": "q4g32"}
+    ends = {"wte": "bf16", "head": "bf16", "w0": "bf16", "w1": "bf16"}
+    # The drafter is the target itself, so its embedding is the target's: no second one is kept.
+    for weights, want in ((None, head), (targets, head | ends | {"draft.wte": "bf16"})):
+        shape = pipelines.Shape((0, 2), 16, 8, weights=weights, drafter_weights=drafters)
+        pipeline = pipelines.draft_model(shape, pipelines.drafter_model(shape)(decoder()))
+        done = pipeline(decoder())
+        packed = {n: w.packing for n, w in done.weights.items() if w.packing is not None}
+        assert {n.partition("#")[0]: str(p.encoding) for n, p in packed.items()} == want
+        assert left(done, Owner.DRAFTER) == []
+        assert left(done, Owner.TARGET) == ([] if weights else ["w0", "w1", "head"])
+        plain = generate(
+            pipelines.host("none", replace(shape, drafter_weights=None), {})(decoder()), [3, 1, 4], 8, [0]
+        )[0]  # fmt: skip
+        tokens, rounds = generate(done, [3, 1, 4], 8, [2])
+        assert tokens == plain
+        assert sum(accepted for _, accepted in rounds) > 0

@@ -46,6 +46,7 @@ CHANGES: dict[str, tuple[Any, str]] = {
     "link_gbps": (100.0, "ngram"),
     "quant": ("int8", "ngram"),
     "quant_rounding": ("mse", "ngram"),
+    "drafter_quant": ("int8", "draft_model"),
     "kv_cache_dtype": ("f16", "ngram"),
     "kv_arena": ("30:70@1.2G", "draft_model"),
     "max_model_len": (77, "ngram"),

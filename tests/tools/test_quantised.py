@@ -126,3 +126,24 @@ def test_quality_of_quantised_weights(
     most = {"bf16": 1e-2, "int8": 1e-2}.get(artifact.stem.removeprefix("tiny-"), 1.0)
     assert 1e-7 < found["kl_divergence"] < most
     assert 0 < found["agreement"] <= 1
+
+
+def test_a_drafter_in_fewer_bits_than_its_target(
+    capsys: pytest.CaptureFixture[str], tiny_model: Path, tmp_path: Path
+) -> None:
+    """The text is the float32 target's; the drafter, the same model in fewer bits, is nearly always right."""
+    plain = compiled(tiny_model, tmp_path / "plain.specc", "none")
+    drafted = compiled(
+        tiny_model, tmp_path / "draft.specc", "draft_model", drafter=str(tiny_model), drafter_quant="int8",
+    )  # fmt: skip
+    want, found = (
+        Artifact.load(path).generate(
+            PROMPT, max_tokens=24, ignore_eos=True, num_speculative_tokens=k
+        )
+        for path, k in ((plain, 0), (drafted, 4))
+    )
+    assert found.token_ids == want.token_ids
+    assert found.stats.accepted_tokens > found.stats.rounds
+    before, after = (as_json(capsys, "inspect", path)["weights"] for path in (plain, drafted))
+    assert after["by_encoding"]["f32"]["numbers"] == before["by_encoding"]["f32"]["numbers"]
+    assert after["by_encoding"]["q8g32"]["numbers"] > 0

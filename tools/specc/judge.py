@@ -40,6 +40,9 @@ QUANTS = (
 )  # fmt: skip
 """Forms of weights: three of specc's choosing, the file's own, and encodings by name (ir/encodings.py)."""
 
+DRAFTER_QUANTS = ("auto", *(q for q in QUANTS if q != "keep"))
+"""The same for a drafter; `auto` is as --quant has it."""
+
 ROUNDINGS = ("nearest", "mse")
 FORMATS = ("specc", MLC)
 VERIFY_GRAPHS = ("auto", "one", "each")
@@ -62,6 +65,7 @@ def check_request(request: CompileRequest) -> None:
     flags.one_of("--isa", request.isa, ("native", *ISAS))
     flags.one_of("--quant", request.quant, QUANTS)
     flags.one_of("--quant-rounding", request.quant_rounding, ROUNDINGS)
+    flags.one_of("--drafter-quant", request.drafter_quant, DRAFTER_QUANTS)
     flags.one_of("--kv-cache-dtype", request.kv_cache_dtype, KV_CACHE_DTYPES)
     flags.one_of("--dtype", request.dtype, DTYPES)
     flags.one_of("--verify-graphs", request.verify_graphs, VERIFY_GRAPHS)
@@ -79,6 +83,8 @@ def check_request(request: CompileRequest) -> None:
     _check_texts(request)
     _only_for("--drafter", request.drafter, request, AUTO, *TRAINED, "draft_model")
     _only_for("--draft-layers", request.draft_layers, request, "layerskip")
+    drafter_quant = request.drafter_quant if request.drafter_quant != "auto" else None
+    _only_for("--drafter-quant", drafter_quant, request, *TRAINED, "draft_model")
     _check_tree(request)
     _only_for("--depths", request.depths, request, "eagle:adaptive")
     _only_for("--structure-head", request.structure_head or None, request, STRUCTURE)
@@ -237,6 +243,7 @@ Limits = Mapping[str, tuple[object, ...]]
 _PLAIN: Limits = {
     "isa": OF_X86,
     "quant": ("none",),
+    "drafter_quant": ("auto",),
     "tree": (None,),
     "static": (False,),
     "max_num_seqs": (1,),
@@ -250,18 +257,19 @@ _DEVICES: Mapping[str, Limits] = {
     "cpu": {"dtype": ("auto", "f32"), "opset": (0,), "verify_graphs": ("auto",)},
     CUDA: {
         "isa": OF_X86, "static": (False,), "max_num_seqs": (1,), "quant": tuple(q for q in QUANTS if q != "bf16"),
-        "opset": (0,), "verify_graphs": ("auto",),
+        "drafter_quant": ("auto",), "opset": (0,), "verify_graphs": ("auto",),
     },
     ONNX: _GRAPHS,
     ASCEND: _GRAPHS,
 }  # fmt: skip
 _MLC: Limits = {
     "device": ("cpu",), "backend": (None, TVM), "tree": (None,), "host_drafter": (None,), "drafter_options": ({},),
-    "quant": TVM_QUANTS, "kv_cache_dtype": ("auto", "f32"), "kv_arena": ("auto",), "draft_vocab_size": (0,),
+    "quant": TVM_QUANTS, "drafter_quant": ("auto",), "kv_cache_dtype": ("auto", "f32"), "kv_arena": ("auto",),
+    "draft_vocab_size": (0,),
     "translate_tokens": (False,), "static": (False,), "max_num_seqs": (1,), "isa": OF_X86,
 }  # fmt: skip
 _BACKENDS: Mapping[str, Limits] = {
-    TVM: {"isa": OF_X86, "quant": TVM_QUANTS},
+    TVM: {"isa": OF_X86, "quant": TVM_QUANTS, "drafter_quant": ("auto", *TVM_QUANTS)},
     REFERENCE: {"isa": OF_X86, "static": (False,), "max_num_seqs": (1,)},
 }  # fmt: skip
 

@@ -12,7 +12,7 @@ from specc import flags, trained
 from specc.calibration import LEAST_TOKENS, Calibration, fit_structure
 from specc.device_names import ASCEND, ONNX, kind_of
 from specc.errors import ModelError
-from specc.ir import DynamicTree, StaticTree, Tree
+from specc.ir import DynamicTree, Owner, StaticTree, Tree
 from specc.ir.arena import CANARY, NPU_CANARY
 from specc.ir.importers.drafters import DrafterCheckpoint
 from specc.ir.importers.source import ImportedModel, load_model
@@ -64,9 +64,10 @@ class Choice:
 def pipeline_for(request: CompileRequest, imported: ImportedModel, progress: Progress) -> Choice:
     """The pipeline for `request.method`; its context is set."""
     assert request.max_model_len is not None
+    weights, drafters = _stored_as(request)
     shape = Shape(
         tuple(sorted({0, *draft_lengths(request)})), request.max_model_len, request.prefill_chunk,
-        request.max_num_seqs, kv_cache_dtype=_caches(request), weights=weights_of(request),
+        request.max_num_seqs, kv_cache_dtype=_caches(request), weights=weights, drafter_weights=drafters,
         draft_ids=_draft_ids(request, imported), host_drafter=request.host_drafter,
         host_options=request.drafter_options if request.host_drafter else {},
     )  # fmt: skip
@@ -103,14 +104,23 @@ def _caches(request: CompileRequest) -> str:
     return request.dtype if halves else request.kv_cache_dtype
 
 
-def weights_of(request: CompileRequest) -> QuantiseWeights | None:
+def weights_of(quant: str, rounding: str, owner: Owner | None = None) -> QuantiseWeights | None:
     """How `--quant` stores weights. An embedding and a head matter more than their size: int4 leaves them 8 bits."""
     layers, ends = {"int8": ("q8g32", "q8g32"), "int4": ("q4mg32", "q8g32")}.get(
-        request.quant, (request.quant, request.quant)
+        quant, (quant, quant)
     )
-    return (
-        None if request.quant == "none" else QuantiseWeights(layers, ends, request.quant_rounding)
-    )
+    return None if quant == "none" else QuantiseWeights(layers, ends, rounding, owner)
+
+
+def _stored_as(
+    request: CompileRequest,
+) -> tuple[QuantiseWeights | None, QuantiseWeights | None]:
+    """One form for all weights, or one for the target's and one for the drafter's."""
+    form, rounding = request.quant, request.quant_rounding
+    if request.drafter_quant == "auto":
+        return weights_of(form, rounding), None
+    drafters = weights_of(request.drafter_quant, "nearest", Owner.DRAFTER)
+    return weights_of(form, rounding, Owner.TARGET), drafters
 
 
 def _draft_ids(request: CompileRequest, imported: ImportedModel) -> tuple[int, ...]:

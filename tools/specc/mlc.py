@@ -43,7 +43,7 @@ def compile_folder(request: CompileRequest, progress: Progress) -> CompileReport
         (0, k) if k else (0,),
         request.max_model_len,
         request.prefill_chunk,
-        weights=weights_of(request),
+        weights=weights_of(request.quant, request.quant_rounding),
     )
     why: tuple[str, ...] = (f"--method {request.method} was asked for",)
     drafter, checkpoint = imported, None

@@ -46,6 +46,7 @@ class CompileRequest:
     link_gbps: float = 0
     quant: str = "none"
     quant_rounding: str = "nearest"
+    drafter_quant: str = "auto"
     kv_cache_dtype: str = "auto"
     kv_arena: str = "auto"
     max_model_len: int | None = None

@@ -61,6 +61,8 @@ class RewriteFlags:
         quant: Weights' form: none is float32; int8; int4 (embedding and head in 8 bits); keep, a GGUF's own blocks
             of Q4_0, Q4_1 or Q8_0; bf16; or an encoding such as q4g64 or q4mg128.
         quant_rounding: nearest, or mse: scales of least squared error.
+        drafter_quant: Form of the weights of a trained drafter or a draft_model: auto is as --quant has it; or any that
+            --quant knows but keep. Fewer bits make drafts cheaper, and a little worse; the text stays the target's.
         kv_cache_dtype: f32, f16 or bf16; auto is f16 where weights have 8 or fewer bits, else f32; as --dtype
             where that is not f32.
         kv_arena: How one allocation is split between drafter and target: auto, by what they need; 30:70; or
@@ -89,6 +91,7 @@ class RewriteFlags:
     dtype: Annotated[str, _ARTIFACT] = "auto"
     quant: Annotated[str, _ARTIFACT] = "none"
     quant_rounding: Annotated[str, _ARTIFACT] = "nearest"
+    drafter_quant: Annotated[str, _ARTIFACT] = "auto"
     kv_cache_dtype: Annotated[str, _ARTIFACT] = "auto"
     kv_arena: Annotated[str, _ARTIFACT] = "auto"
     max_model_len: Annotated[int | None, _ARTIFACT] = None
