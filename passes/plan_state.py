@@ -11,6 +11,7 @@ from specc.errors import PassError
 from specc.ir import Function, Owner, SpeculativeProgram, StateBuffer, StateKind, TensorType
 from specc.ir.graphs import copy_graph, state_name
 from specc.passes.base import Pass, PassResult, promise, same
+from specc.passes.leaf_writer import PREFIX
 from specc.passes.tabulate_positions import tables
 
 KV_CACHE_DTYPES = ("auto", "f32", "f16", "bf16")
@@ -151,5 +152,6 @@ def _given_caches(program: SpeculativeProgram) -> set[fx.Node]:
 
 
 def _quantised(program: SpeculativeProgram) -> bool:
-    packings = (weight.packing for weight in program.weights.values())
+    # (Of the target: what a drafter's weights have may change no text.)
+    packings = (w.packing for name, w in program.weights.items() if not name.startswith(PREFIX))
     return any(p is not None and p.encoding.quantised for p in packings)

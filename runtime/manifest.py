@@ -13,6 +13,7 @@ from typing import Any
 from specc.errors import ArtifactError
 from specc.runtime.fields import Field, check_inner, damaged, without_twins
 from specc.runtime.graph_facts import CudaCode, Graphs
+from specc.runtime.packed import PackedMatrix, read_packed, reduced
 from specc.runtime.state import Arena, StateBuffer, read_arena, read_state
 
 SCHEMA_VERSION = 1
@@ -153,15 +154,6 @@ def read_file(artifact: Path, entry: FileEntry) -> bytes:
 
 
 @dataclass(frozen=True)
-class PackedMatrix:
-    """A matrix among the weights: its encoding (ir/encodings.py), and its shape without it."""
-
-    encoding: str
-    rows: int
-    columns: int
-
-
-@dataclass(frozen=True)
 class Manifest:
     """The whole of it. `raw` is the document as read, with fields this version does not know.
 
@@ -249,9 +241,7 @@ class Manifest:
             functions=functions,
             weights_file=root["weights"]["file"].inner_path(),
             weights_bytes=root["weights"]["bytes"].integer(0),
-            packed={n: _packed(f) for n, f in root["weights"].get("packed").entries()}
-            if root["weights"].get("packed").value is not None
-            else {},
+            packed=read_packed(root["weights"].get("packed")),
             files={n: _file(n, f) for n, f in root["files"].entries()},
             provenance=root.get("provenance").mapping({}),
             graphs=Graphs.read(root.get("graphs")),
@@ -262,8 +252,13 @@ class Manifest:
 
     @property
     def reduced(self) -> tuple[str, ...]:
-        """Encodings of fewer than 32 bits that weights are in, in order of their names."""
-        return tuple(sorted({m.encoding for m in self.packed.values()} - {"f32"}))
+        """Encodings of fewer than 32 bits that the target's weights are in, and with them a drafter's."""
+        return reduced(self.packed, drafter=False)
+
+    @property
+    def drafter_reduced(self) -> tuple[str, ...]:
+        """The same where a drafter's weights alone are in them, which changes no text."""
+        return reduced(self.packed, drafter=True)
 
     @property
     def approximations(self) -> tuple[str, ...]:
@@ -485,13 +480,6 @@ def _function(name: str, at: Field) -> Function:
 def _value(at: Field) -> Value:
     shape = tuple("T" if d.value == "T" else d.integer(0) for d in at["shape"].items())
     return Value(at["name"].string(), at["dtype"].dtype(), shape)
-
-
-def _packed(at: Field) -> PackedMatrix:
-    shape = at["shape"].integers(1)
-    if len(shape) != 2:
-        raise damaged(f"{at.path}.shape", "rows and columns", str(shape))
-    return PackedMatrix(at["encoding"].string(), *shape)
 
 
 def _file(name: str, at: Field) -> FileEntry:

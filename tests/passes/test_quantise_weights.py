@@ -272,6 +272,8 @@ def test_a_drafter_in_fewer_bits_than_its_target() -> None:
         assert {n.partition("#")[0]: str(p.encoding) for n, p in packed.items()} == want
         assert left(done, Owner.DRAFTER) == []
         assert left(done, Owner.TARGET) == ([] if weights else ["w0", "w1", "head"])
+        # Rounded caches would be another text.
+        assert {b.type.dtype for b in done.state.values()} == {"f32"}
         plain = generate(
             pipelines.host("none", replace(shape, drafter_weights=None), {})(decoder()), [3, 1, 4], 8, [0]
         )[0]  # fmt: skip

@@ -16,7 +16,7 @@ from specc.driver import build_program
 from specc.ir.evaluate import evaluate, fresh_state
 from specc.progress import SilentProgress
 from specc.request import CompileRequest
-from specc.runtime import Artifact
+from specc.runtime import Artifact, Manifest
 from tests.conftest import TEXT, compiled
 from tests.passes.driver import generate
 
@@ -144,6 +144,8 @@ def test_a_drafter_in_fewer_bits_than_its_target(
     )
     assert found.token_ids == want.token_ids
     assert found.stats.accepted_tokens > found.stats.rounds
+    told = Manifest.read(drafted)
+    assert (told.reduced, told.approximations, told.drafter_reduced) == ((), (), ("q8g32",))
     before, after = (as_json(capsys, "inspect", path)["weights"] for path in (plain, drafted))
     assert after["by_encoding"]["f32"]["numbers"] == before["by_encoding"]["f32"]["numbers"]
     assert after["by_encoding"]["q8g32"]["numbers"] > 0

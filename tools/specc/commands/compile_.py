@@ -114,6 +114,8 @@ def summary(manifest: Manifest) -> str:
     ks = ",".join(map(str, manifest.num_speculative_tokens))
     lossless = "lossless" if manifest.lossless else "NOT lossless"
     weights = f"weights {' '.join(manifest.reduced)}, " if manifest.reduced else ""
+    if manifest.drafter_reduced:
+        weights = f"the drafter's weights {' '.join(manifest.drafter_reduced)}, "
     graphs = manifest.graphs
     runs = "" if graphs is None else f"{graphs.format} opset {graphs.opset} ({graphs.state}), "
     if graphs is not None and graphs.shards is not None:
