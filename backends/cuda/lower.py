@@ -36,9 +36,8 @@ class CudaBackend:
         """Compile kernels and engine while the model is imported. Raises BackendError (SPECC-E0451, E0403)."""
         fakes.require()
         chain = Toolchain(device.isa)
-        return chain.ahead(
-            chain.calling('#include "leaf_cuda.h"', "empty")
-        )  # (its headers are all leaves')
+        first = chain.calling('#include "leaf_cuda.h"', "empty")  # whose headers are all leaves'
+        return chain.ahead(first)
 
     def lower(
         self, program: SpeculativeProgram, into: Path, device: Device, progress: Progress
