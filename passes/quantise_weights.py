@@ -72,7 +72,7 @@ class QuantiseWeights(Pass):
         self, program: SpeculativeProgram, call: fx.Node, taken: fx.Node, name: str
     ) -> Weight | None:
         weight, wanted = program.weights[name], self._name(call.meta["part"])
-        if not _counts(taken) or self.owner not in (None, owner_of(program, taken, name)):
+        if not _counts(taken) or not _is_of(self.owner, program, taken, name):
             return None
         if wanted == KEEP:
             return weight.as_stored() if weight.stored is not None else None
@@ -105,11 +105,18 @@ def _by_token(lookup: fx.Node) -> bool:
     return False
 
 
-def _arguments(program: SpeculativeProgram) -> Iterator[tuple[fx.Node, fx.Node, str]]:
-    """Every weight that is passed to a leaf: the call, the leaf's input, the weight's name."""
+def _arguments(
+    program: SpeculativeProgram, owner: Owner | None
+) -> Iterator[tuple[fx.Node, fx.Node, str]]:
+    """Each weight of `owner`, or of everybody, that a leaf is passed: the call, the leaf's input, the weight's name."""
     for call, given, taken in program.leaf_arguments():
-        if (name := weight_name(given)) is not None:
+        if (name := weight_name(given)) is not None and _is_of(owner, program, taken, name):
             yield call, taken, name
+
+
+def _is_of(owner: Owner | None, program: SpeculativeProgram, taken: fx.Node, name: str) -> bool:
+    # (Who asks for everybody's waits for no comparison of contents.)
+    return owner is None or owner_of(program, taken, name) is owner
 
 
 def owner_of(program: SpeculativeProgram, taken: fx.Node, name: str) -> Owner:
@@ -128,30 +135,22 @@ def owner_of(program: SpeculativeProgram, taken: fx.Node, name: str) -> Owner:
     return Owner.TARGET if same_as else Owner.DRAFTER
 
 
-def _packed(
-    program: SpeculativeProgram, owner: Owner | None = None
-) -> Iterator[tuple[str, Weight]]:
+def _packed(program: SpeculativeProgram, owner: Owner | None) -> Iterator[tuple[str, Weight]]:
     """Packed weights of `owner`, or of everybody, with the part that reads them."""
-    for call, taken, name in _arguments(program):
-        weight = program.weights[name]
-        if weight.packing is not None and owner in (None, owner_of(program, taken, name)):
-            yield call.meta["part"], weight
+    for call, _, name in _arguments(program, owner):
+        if program.weights[name].packing is not None:
+            yield call.meta["part"], program.weights[name]
 
 
 def left(program: SpeculativeProgram, owner: Owner | None = None) -> list[str]:
     """Matrices of `owner`, or of everybody, that leaves multiply with and that are not packed, each once."""
-    found = [
-        name for _, taken, name in _arguments(program)
-        if is_multiplied(taken) and owner in (None, owner_of(program, taken, name))
-    ]  # fmt: skip
+    found = [name for _, taken, name in _arguments(program, owner) if is_multiplied(taken)]
     return [n for n in dict.fromkeys(found) if program.weights[n].packing is None]
 
 
 def _require_blocks(program: SpeculativeProgram, owner: Owner | None) -> None:
-    matrices = {
-        n: program.weights[n] for _, taken, n in _arguments(program)
-        if _counts(taken) and owner in (None, owner_of(program, taken, n))
-    }  # fmt: skip
+    taken = _arguments(program, owner)
+    matrices = {n: program.weights[n] for _, node, n in taken if _counts(node)}
     stored = {name: w.stored for name, w in matrices.items() if w.stored is not None}
     kept = "Q4_0, Q4_1 or Q8_0"
     if not stored and not any(_packed(program, owner)):

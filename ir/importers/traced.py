@@ -29,18 +29,16 @@ _known: OrderedDict[object, Traced] = OrderedDict()
 
 def traced(model: PreTrainedModel, trace: Callable[[], Traced]) -> Traced:
     """What `trace` gives for `model`, or gave for another with the same code and sizes, with this one's tensors."""
-    key = _identity(model)
+    key, own = _identity(model), dict(_tensors(model))
     if key in _known:
         _known.move_to_end(key)
         function, constants = _known[key]
-        own = dict(_tensors(model))
         return function, {n: Weight.of(own[n]) if n in own else w for n, w in constants.items()}
     found = trace()
-    names = dict(_tensors(model))
     # Weights of this model would be held for as long as the graph is: their types are enough.
     _known[key] = (
         found[0],
-        {n: Weight(w.type, _gone) if n in names else w for n, w in found[1].items()},
+        {n: Weight(w.type, _gone) if n in own else w for n, w in found[1].items()},
     )
     if len(_known) > _KEPT:
         _known.popitem(last=False)

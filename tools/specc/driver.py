@@ -13,11 +13,11 @@ from specc.backends.artifact import TokenizerFiles, write_artifact
 from specc.backends.base import Device, arch_of, find_backend
 from specc.destination import whole_or_nothing
 from specc.device_names import CUDA, kind_of
-from specc.ir import Owner, SpeculativeProgram
+from specc.ir import SpeculativeProgram
 from specc.ir.importers.source import ImportedModel, load_model
 from specc.judge import check_request
 from specc.method_table import AUTO
-from specc.methods import Choice, pipeline_for
+from specc.methods import Choice, forms, pipeline_for
 from specc.passes import Instrument, Pipeline
 from specc.passes.quantise_weights import left
 from specc.progress import Progress, peak_rss
@@ -62,13 +62,6 @@ def compile_model(request: CompileRequest, progress: Progress) -> CompileReport:
     )  # fmt: skip
 
 
-def _forms(request: CompileRequest) -> list[tuple[str, Owner | None]]:
-    """The forms of weights that were asked for, and whose they are."""
-    if request.drafter_quant == "auto":
-        return [(request.quant, None)]
-    return [(request.quant, Owner.TARGET), (request.drafter_quant, Owner.DRAFTER)]
-
-
 def write(
     request: CompileRequest, imported: ImportedModel, choice: Choice, folder: Path,
     why: tuple[str, ...], progress: Progress,
@@ -77,7 +70,7 @@ def write(
     device, backend = _device(request), find_backend(backend_of(request))
     with progress.phase(f"rewrite ({len(choice.pipeline.passes)} passes)"):
         program = choice.pipeline(imported.program)
-    for quant, owner in _forms(request):
+    for quant, owner in forms(request):
         if quant != "none" and (floats := left(program, owner)):
             shown = ", ".join(floats[:3]) + (", ..." if len(floats) > 3 else "")
             progress.note(

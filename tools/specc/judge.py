@@ -265,8 +265,7 @@ _DEVICES: Mapping[str, Limits] = {
 _MLC: Limits = {
     "device": ("cpu",), "backend": (None, TVM), "tree": (None,), "host_drafter": (None,), "drafter_options": ({},),
     "quant": TVM_QUANTS, "drafter_quant": ("auto",), "kv_cache_dtype": ("auto", "f32"), "kv_arena": ("auto",),
-    "draft_vocab_size": (0,),
-    "translate_tokens": (False,), "static": (False,), "max_num_seqs": (1,), "isa": OF_X86,
+    "draft_vocab_size": (0,), "translate_tokens": (False,), "static": (False,), "max_num_seqs": (1,), "isa": OF_X86,
 }  # fmt: skip
 _BACKENDS: Mapping[str, Limits] = {
     TVM: {"isa": OF_X86, "quant": TVM_QUANTS, "drafter_quant": ("auto", *TVM_QUANTS)},

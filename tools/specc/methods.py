@@ -64,10 +64,12 @@ class Choice:
 def pipeline_for(request: CompileRequest, imported: ImportedModel, progress: Progress) -> Choice:
     """The pipeline for `request.method`; its context is set."""
     assert request.max_model_len is not None
-    weights, drafters = _stored_as(request)
+    (quant, owner), *drafters = forms(request)
     shape = Shape(
         tuple(sorted({0, *draft_lengths(request)})), request.max_model_len, request.prefill_chunk,
-        request.max_num_seqs, kv_cache_dtype=_caches(request), weights=weights, drafter_weights=drafters,
+        request.max_num_seqs, kv_cache_dtype=_caches(request),
+        weights=weights_of(quant, request.quant_rounding, owner),
+        drafter_weights=next((weights_of(form, "nearest", whose) for form, whose in drafters), None),
         draft_ids=_draft_ids(request, imported), host_drafter=request.host_drafter,
         host_options=request.drafter_options if request.host_drafter else {},
     )  # fmt: skip
@@ -112,15 +114,11 @@ def weights_of(quant: str, rounding: str, owner: Owner | None = None) -> Quantis
     return None if quant == "none" else QuantiseWeights(layers, ends, rounding, owner)
 
 
-def _stored_as(
-    request: CompileRequest,
-) -> tuple[QuantiseWeights | None, QuantiseWeights | None]:
-    """One form for all weights, or one for the target's and one for the drafter's."""
-    form, rounding = request.quant, request.quant_rounding
+def forms(request: CompileRequest) -> tuple[tuple[str, Owner | None], ...]:
+    """The forms of weights that were asked for, and whose they are: one for all, or the target's and the drafter's."""
     if request.drafter_quant == "auto":
-        return weights_of(form, rounding), None
-    drafters = weights_of(request.drafter_quant, "nearest", Owner.DRAFTER)
-    return weights_of(form, rounding, Owner.TARGET), drafters
+        return ((request.quant, None),)
+    return (request.quant, Owner.TARGET), (request.drafter_quant, Owner.DRAFTER)
 
 
 def _draft_ids(request: CompileRequest, imported: ImportedModel) -> tuple[int, ...]:

@@ -90,9 +90,8 @@ class Double:
     def _load(self, number: int, file: bytes) -> int:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1
-        options.graph_optimization_level = (
-            onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-        )  # loading is what costs
+        # Loading is what costs here.
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.log_severity_level = 3
         session = onnxruntime.InferenceSession(
             file.decode(), options, providers=["CPUExecutionProvider"]
