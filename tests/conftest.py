@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import json
 import sys
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -32,6 +34,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left = [item for item in items if item.get_closest_marker("long")]
     config.hook.pytest_deselected(items=left)
     items[:] = [item for item in items if item not in left]
+
+
+def by_night(values: Iterable[Any], *kept: Any) -> list[Any]:
+    """Values of a parameter of which a run without --long takes those that are `kept` alone."""
+    rows = [(v, v if isinstance(v, tuple) else (v,)) for v in values]
+    return [v if v in kept else pytest.param(*row, marks=pytest.mark.long) for v, row in rows]
 
 
 CHAT_TEMPLATE = (

@@ -15,7 +15,7 @@ from specc.ir.weights import WeightStore
 from specc.passes import pipelines
 from specc.passes.canonicalise import Canonicalise
 from specc.runtime import Artifact
-from tests.conftest import artifact_of, compiled, greedy
+from tests.conftest import artifact_of, by_night, compiled, greedy
 from tests.ir.importers.drafters import synthetic_mtp
 from tests.passes import knowing_drafters
 
@@ -212,12 +212,17 @@ def test_a_leaf_that_fails_is_a_coded_error(tiny_artifact: Path, tmp_path: Path)
 
 @pytest.mark.parametrize(
     ("method", "quant", "drafters"),
-    [
-        ("eagle3", "none", "auto"),
+    by_night(
+        [
+            ("eagle3", "none", "auto"),
+            ("eagle3", "int8", "auto"),
+            ("medusa", "none", "int8"),
+            ("dspark", "int8", "none"),
+        ],
         ("eagle3", "int8", "auto"),
         ("medusa", "none", "int8"),
         ("dspark", "int8", "none"),
-    ],
+    ),
 )
 def test_a_trained_drafter_is_believed_as_far_as_it_knows(
     method: str, quant: str, drafters: str, tmp_path: Path

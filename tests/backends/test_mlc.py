@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tests.backends.mlc_engine import GREEDY, SPECULATIVE, Engine, Model, tensor
 from tests.backends.mlc_folders import check_folder, folder_for_mlc, schema
-from tests.conftest import greedy
+from tests.conftest import by_night, greedy
 from tests.ir.importers.drafters import reference, synthetic
 from tests.passes import knowing_drafters
 
@@ -198,7 +198,7 @@ def test_small_kernels_do_what_their_names_say(small_draft: Path) -> None:
 WRONG = {knowing_drafters.NEXT[knowing_drafters.NEXT[knowing_drafters.NEXT[11]]], 30}
 
 
-@pytest.mark.parametrize("method", ["eagle", "medusa"])
+@pytest.mark.parametrize("method", by_night(["eagle", "medusa"], "medusa"))
 def test_trained_drafters_are_given_the_right_rows(method: str, shared_folder: Path) -> None:
     """A drafter that is right exactly if it reads the right hidden state and token: how much is kept is foretold."""
     folder = shared_folder / f"mlc-{method}"

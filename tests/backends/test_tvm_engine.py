@@ -10,7 +10,7 @@ import pytest
 from specc.cli import main
 from specc.runtime import Artifact
 from tests.backends.test_inductor import ALLOWED
-from tests.conftest import artifact_of, batch_of, compiled, greedy
+from tests.conftest import artifact_of, batch_of, by_night, compiled, greedy
 from tests.passes import knowing_drafters
 from tests.runtime.test_batch import together
 
@@ -113,7 +113,9 @@ def test_libraries_need_the_system_alone(ngram: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "tree"), [("eagle", None), ("eagle3", None), ("medusa", None), ("dspark", None), ("eagle3", 30)]
+    ("method", "tree"),
+    by_night([("eagle", None), ("eagle3", None), ("medusa", None), ("dspark", None), ("eagle3", 30)],
+             ("dspark", None), ("eagle3", 30)),
 )  # fmt: skip
 def test_a_trained_drafter_is_believed_as_far_as_it_knows(
     method: str, tree: int | None, tmp_path: Path
