@@ -13,9 +13,8 @@ from specc.ir import DraftState, Owner, Role, SpeculativeProgram, StateBuffer, W
 from specc.ir.graphs import Builder, state_name, type_of, weight_name
 from specc.ir.program import Function
 from specc.passes.base import Pass, PassResult, need, promise, same
+from specc.passes.leaf_writer import PREFIX
 from specc.passes.replay import parts_of, replay, token_inputs
-
-PREFIX = "draft."
 
 
 @dataclass(frozen=True)

@@ -211,6 +211,7 @@ def test_xgrammar_heeds_a_schema_or_it_is_refused(engine: Artifact) -> None:
         ),
         (reduce(lambda inner, _: {"items": inner}, range(70), {}), "what is deeper than 64 levels"),
         ({"type": "number", "multipleOf": 2}, "multipleOf of one number at #"),
+        ({"type": "string", "pattern": "a^b"}, "a pattern with an anchor inside at #"),
     ],
 )  # fmt: skip
 def test_what_xgrammar_would_not_heed_is_refused_by_name(
@@ -232,13 +233,63 @@ def test_patterns_that_leave_such_characters_out_are_followed(engine: Artifact) 
         assert (taken == len(drafts)) is valid, text
 
 
-@pytest.mark.parametrize("expression", [r"\Aab", r"a\Z", "[[:alpha:]]+"])
+@pytest.mark.parametrize(
+    "expression", [r"\Aab", r"a\Z", "[[:alpha:]]+", "a^b", "a$b", "x(a|^b)", r"\|^a"]
+)
 def test_expressions_that_xgrammar_reads_otherwise_are_refused(
     engine: Artifact, expression: str
 ) -> None:
     with pytest.raises(RequestError, match="SPECC-E0717") as refused:
         Grammars(engine, XGRAMMAR).compile("regex", expression)
     assert "is not heeded by xgrammar" in (refused.value.found or "")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_anchors_at_the_ends_of_alternatives_are_followed(engine: Artifact, backend: str) -> None:
+    grammars = Grammars(engine, backend)
+    words = (engine.manifest.model.vocab_size + 31) // 32
+    for expression, text, valid in (
+        ("^ab$|^b[$^]$", "b$", True),
+        ("^ab$|^b[$^]$", "abb", False),
+        (r"\$a$", "$a", True),
+    ):
+        drafts = engine.tokenize(text)
+        rows = [memoryview(bytearray(4 * words)) for _ in range(len(drafts) + 1)]
+        taken = grammars.compile("regex", expression).mask()([], drafts, rows)
+        assert (taken == len(drafts)) is valid, expression
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    ("kind", "source", "expected"),
+    [
+        ("json", [1], "a schema: an object, true or false"), ("json", "5", "a schema: an object, true or false"),
+        ("regex", 5, "a string"), ("choice", [], "a list of strings"), ("choice", [1], "a list of strings"),
+        ("choice", "ab", "a list of strings"), ("grammar", None, "a string"),
+    ],
+)  # fmt: skip
+def test_what_is_of_another_form_is_refused(
+    engine: Artifact, backend: str, kind: str, source: Any, expected: str
+) -> None:
+    with pytest.raises(RequestError, match="SPECC-E0717") as refused:
+        Grammars(engine, backend).compile(kind, source)
+    assert refused.value.expected == expected
+    assert refused.value.found == (
+        source if isinstance(source, str) and kind == "json" else json.dumps(source)
+    )
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [{"properties": 5}, {"enum": 5}, {"required": 7, "type": "object"}, {"$ref": []}, {"anyOf": 1}],
+)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_malformed_schemas_are_told_without_python(
+    engine: Artifact, backend: str, schema: dict[str, Any]
+) -> None:
+    with pytest.raises(RequestError, match="SPECC-E0717") as refused:
+        Grammars(engine, backend).compile("json", schema)
+    assert "object is not" not in (refused.value.found or "")
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,6 +19,11 @@ from specc.runtime import Artifact, TokenMask
 
 KINDS = ("json", "regex", "choice", "grammar")
 """A JSON schema, a regular expression, a list of strings, a grammar (GBNF or Lark), by vLLM's names."""
+
+_FORMS = {
+    "json": "a schema: an object, true or false", "regex": "a string", "choice": "a list of strings",
+    "grammar": "a string",
+}  # fmt: skip
 
 GUIDANCE, XGRAMMAR = BACKENDS = ("guidance", "xgrammar")
 """Engines by vLLM's names, the usual one first."""
@@ -108,15 +114,35 @@ class Grammars:
 
     def compile(self, kind: str, source: Any, where: str = "grammar") -> Grammar:
         """One of KINDS; raises RequestError (SPECC-E0717) for what is no such thing, or too much for masks."""
+        refused = partial(
+            RequestError, "SPECC-E0717", f"the {kind} cannot be followed", where=where, cure=f"correct {where}"
+        )  # fmt: skip
         try:
             if kind == "json" and isinstance(source, str):
                 source = json.loads(source)
+            if not _is_one(kind, source):
+                raise refused(expected=_FORMS[kind], found=json.dumps(source)[:80])
             return Grammar(self._engine.compile(kind, source), self._ends)
-        except (ValueError, TypeError, RecursionError) as error:
-            raise RequestError(
-                "SPECC-E0717", f"the {kind} cannot be followed", where=where, found=str(error)[:300],
-                cure=getattr(error, "cure", "") or f"correct {where}",
-            ) from error  # fmt: skip
+        except (TypeError, AttributeError) as error:
+            # An engine's Python says of which types, which means nothing to who wrote the schema.
+            raise refused(found="a value of another type than its place wants") from error
+        except GrammarError as error:
+            raise refused(
+                found=str(error)[:300], **({"cure": error.cure} if error.cure else {})
+            ) from error
+        except (ValueError, RecursionError) as error:
+            raise refused(found=str(error)[:300]) from error
+
+
+def _is_one(kind: str, source: Any) -> bool:
+    """Whether `source` has the form of a `kind`, whatever it says."""
+    match kind:
+        case "json":
+            return isinstance(source, dict | bool)
+        case "choice":
+            several = isinstance(source, list | tuple) and len(source) > 0
+            return several and all(isinstance(each, str) for each in source)
+    return isinstance(source, str)
 
 
 @dataclass(frozen=True)

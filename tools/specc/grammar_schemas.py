@@ -54,6 +54,8 @@ _UNESCAPED = re.compile(
 )  # fmt: skip
 """What stands in JSON by an escape alone, in a pattern; or what is no such thing, as in [^"]."""
 
+_ANCHORS = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*(?:\]|\Z)|[()|^$]", re.DOTALL)
+
 _MOST_MULTIPLE = 1024
 _LOCAL = ("#/$defs/", "#/definitions/", "#/properties/")
 _SCHEMAS = ("$defs", "definitions", "properties", "patternProperties")
@@ -71,6 +73,24 @@ def unheeded(schema: Any) -> Iterator[str]:
         elif isinstance(each, dict):
             yield from (f"{word} at {place}" for word in _words(each))
             left.extend((depth + 1, *inner) for inner in _within(place, each))
+
+
+def stray_anchor(expression: str) -> str:
+    """The first anchor that is at no end of `expression` or of one of its alternatives, and is overlooked; or ""."""
+    depth, begins = 0, 0
+    for part in _ANCHORS.finditer(expression):
+        match part[0]:
+            case "(":
+                depth += 1
+            case ")":
+                depth -= 1
+            case "|":
+                begins = part.end()
+            case "^" if depth or part.start() != begins:
+                return "^"
+            case "$" if depth or expression[part.end() : part.end() + 1] not in ("", "|"):
+                return "$"
+    return ""
 
 
 def _words(schema: dict[str, Any]) -> Iterator[str]:
@@ -105,6 +125,8 @@ def _words(schema: dict[str, Any]) -> Iterator[str]:
             yield "a pattern that looks ahead"
         if any(part["found"] for part in _UNESCAPED.finditer(each)):
             yield "a pattern with a quote, a backslash or a control character"
+        if stray_anchor(each):
+            yield "a pattern with an anchor inside"
 
 
 def _sound(schema: dict[str, Any], alone: str) -> bool:

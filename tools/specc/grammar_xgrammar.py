@@ -16,7 +16,7 @@ import xgrammar
 
 from specc.errors import RequestError, SpeccError
 from specc.grammar import LONGEST_SPACE, GrammarError, Parser
-from specc.grammar_schemas import unheeded
+from specc.grammar_schemas import stray_anchor, unheeded
 from specc.ir.importers.token_bytes import decoded_bytes
 
 _CURE = "leave it out, or serve with --grammar-backend guidance"
@@ -81,6 +81,8 @@ class Engine:
                     json.dumps(source), strict_mode=False, max_whitespace_cnt=LONGEST_SPACE
                 )
             case "regex":
+                if lost := stray_anchor(source):
+                    raise GrammarError(f"{lost} inside is not heeded by xgrammar", _CURE)
                 return self._compiler.compile_regex(_DOT.sub(_as_elsewhere, source))
             case "choice":
                 names = " | ".join(json.dumps(each, ensure_ascii=False) for each in source)
