@@ -259,6 +259,13 @@ def test_what_a_method_does_not_have_is_refused(
     assert says in str(caught.value)
 
 
+@pytest.mark.parametrize("quant", ["int8", "bf16"])
+def test_what_is_offered_instead_is_what_device_and_backend_have(quant: str) -> None:
+    with pytest.raises(UsageError, match="SPECC-E0104") as caught:
+        request(method="ngram", backend="tvm", device="cuda:sm_90", quant=quant)
+    assert caught.value.expected == "--quant none"
+
+
 def test_flags_and_trees_have_one_limit() -> None:
     assert flags.MOST_NODES == trees.MOST_NODES
 

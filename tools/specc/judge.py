@@ -166,7 +166,8 @@ def _check_format(request: CompileRequest) -> None:
 
 
 def _check_mlc_limits(where: str, request: CompileRequest, limits: Limits) -> None:
-    for flag, _, _ in _outside(request, limits):
+    for name, _, _ in _outside(request, limits):
+        flag = _flag(name)
         raise flags.conflict(
             f"{flag} has no such value with {where}", f"leave out {flag}",
             expected=f"--quant {' or '.join(TVM_QUANTS)}" if flag == "--quant" else f"no {flag}",
@@ -226,10 +227,10 @@ def _check_device(request: CompileRequest) -> None:
     least, most = OPSETS
     if request.opset and kind in (ONNX, ASCEND) and not least <= request.opset <= most:
         raise flags.bad_value("--opset", f"{least} to {most}, which CANN reads", request.opset)
-    _check_limits(here, request, _DEVICES[kind])
-    _check_limits(f"--backend {backend}", request, _BACKENDS.get(backend, {}))
+    limits = {here: _DEVICES[kind], f"--backend {backend}": _BACKENDS.get(backend, {})}
     if (kind, backend) == (CUDA, TVM):
-        _check_limits(f"{here} --backend {backend}", request, {"tree": (None,)})
+        limits[f"{here} --backend {backend}"] = {"tree": (None,)}
+    _check_limits(limits, request)
     if request.method == AUTO and request.isa not in OF_X86:
         raise flags.conflict(
             f"--method auto measures on this machine, which runs no code for --isa {request.isa}",
@@ -276,19 +277,29 @@ _BACKENDS: Mapping[str, Limits] = {
 def _outside(
     request: CompileRequest, limits: Limits
 ) -> Iterator[tuple[str, object, tuple[object, ...]]]:
-    """Flags with a value that is not among those that there are, and both."""
+    """Names of flags with a value that is not among those that there are, and both."""
     for name, known in limits.items():
         if (value := getattr(request, name)) not in known:
-            yield "--" + name.replace("_", "-"), value, known
+            yield name, value, known
 
 
-def _check_limits(where: str, request: CompileRequest, limits: Limits) -> None:
-    for flag, value, known in _outside(request, limits):
-        allowed = " or ".join(str(k) for k in known if k)
-        raise flags.conflict(
-            f"{where} has no {flag} {'' if value is True else value}".rstrip(), f"leave out {flag}",
-            expected=f"{flag} {allowed}" if allowed else "",
-        )  # fmt: skip
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _check_limits(of: Mapping[str, Limits], request: CompileRequest) -> None:
+    """Each of the limits `of` what they are of; what one of them allows is offered if all do."""
+    for where, limits in of.items():
+        for name, value, known in _outside(request, limits):
+            flag = _flag(name)
+            by_all = (
+                k for k in known if k and all(k in other.get(name, known) for other in of.values())
+            )
+            offered = " or ".join(map(str, by_all))
+            raise flags.conflict(
+                f"{where} has no {flag} {'' if value is True else value}".rstrip(), f"leave out {flag}",
+                expected=f"{flag} {offered}" if offered else "",
+            )  # fmt: skip
 
 
 def _check_shards(request: CompileRequest) -> None:
