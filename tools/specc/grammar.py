@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -114,24 +113,24 @@ class Grammars:
 
     def compile(self, kind: str, source: Any, where: str = "grammar") -> Grammar:
         """One of KINDS; raises RequestError (SPECC-E0717) for what is no such thing, or too much for masks."""
-        refused = partial(
-            RequestError, "SPECC-E0717", f"the {kind} cannot be followed", where=where, cure=f"correct {where}"
-        )  # fmt: skip
+
+        def refused(found: str, *, expected: str = "", cure: str = "") -> RequestError:
+            return RequestError(
+                "SPECC-E0717", f"the {kind} cannot be followed", where=where, expected=expected, found=found,
+                cure=cure or f"correct {where}",
+            )  # fmt: skip
+
         try:
             if kind == "json" and isinstance(source, str):
                 source = json.loads(source)
             if not _is_one(kind, source):
-                raise refused(expected=_FORMS[kind], found=json.dumps(source)[:80])
+                raise refused(json.dumps(source)[:80], expected=_FORMS[kind])
             return Grammar(self._engine.compile(kind, source), self._ends)
         except (TypeError, AttributeError) as error:
             # An engine's Python says of which types, which means nothing to who wrote the schema.
-            raise refused(found="a value of another type than its place wants") from error
-        except GrammarError as error:
-            raise refused(
-                found=str(error)[:300], **({"cure": error.cure} if error.cure else {})
-            ) from error
+            raise refused("a value of another type than its place wants") from error
         except (ValueError, RecursionError) as error:
-            raise refused(found=str(error)[:300]) from error
+            raise refused(str(error)[:300], cure=getattr(error, "cure", "")) from error
 
 
 def _is_one(kind: str, source: Any) -> bool:
