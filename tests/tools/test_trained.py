@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from specc import trained
+from specc.auto import candidates, named
 from specc.driver import build_program
 from specc.errors import ModelError, UsageError
 from specc.ir.importers.drafters import Ownership
@@ -145,6 +146,8 @@ def test_the_demo_model_brings_its_drafter() -> None:
     spec = trained.load("eagle3", model, None, imported).spec
     assert (spec.embedding, spec.head) == (Ownership.TARGET, Ownership.TARGET)
     assert spec.target_layers == imported.program.model.num_layers
+    best = candidates(CompileRequest(model, Path("out"), method="auto"), imported)[0]
+    assert named(best) == "eagle3 with suffix beside it, its drafter's weights int8"
     (folder,) = {p.parent for p in trained.SHIPPED.glob("*/distill.json")}
     made = json.loads((folder / "distill.json").read_text())
     assert made["acceptance"]["all"]["length"] > made["plan"]["floor"]

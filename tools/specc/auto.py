@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import statistics
 import tempfile
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from specc import trained
 from specc.driver import write
+from specc.errors import UsageError
+from specc.ir.importers.drafters import Target
 from specc.ir.importers.source import ImportedModel
+from specc.judge import check_request
 from specc.methods import pipeline_for
 from specc.progress import Progress
 from specc.prompts import built_in
@@ -25,39 +29,83 @@ MAX_TOKENS = 64
 
 def choose_method(
     request: CompileRequest, imported: ImportedModel, progress: Progress
-) -> tuple[str, tuple[str, ...]]:
-    """The method with the best speed over plain decoding, and why, in words.
-
-    Candidates are those that need nothing but what is there: n-gram and suffix, and the drafter if one was named.
-    Self-drafts are measured only when asked for, since without training they do not pay.
-    """
-    candidates = ["ngram", "suffix"]
-    if request.drafter:
-        # First: one that does not fit the model is refused before minutes go into the others.
-        candidates.insert(0, trained.method_of(request.drafter) or "draft_model")
+) -> tuple[CompileRequest, tuple[str, ...]]:
+    """The request with the method that has the best speed over plain decoding, and why, in words."""
     if imported.tokenizer_json is None:
-        return "ngram", (
+        return replace(request, method="ngram", drafter=None), (
             "no tokenizer, so nothing was measured; ngram costs nothing when it finds nothing",
         )
     ratios: dict[str, float] = {}
-    for method in candidates:
-        candidate = replace(request, method=method)
+    asked = {named(candidate): candidate for candidate in candidates(request, imported)}
+    for name, candidate in asked.items():
         with tempfile.TemporaryDirectory(
             dir=request.output.resolve().parent, prefix=".auto."
-        ) as name:
-            folder = Path(name)
+        ) as place:
+            folder = Path(place)
             choice = pipeline_for(candidate, imported, progress)
             write(candidate, imported, choice, folder, (), progress)
-            with progress.phase(f"measure {method}"):
-                ratios[method] = speed_ratio(folder)
+            with progress.phase(f"measure {name}"):
+                ratios[name] = speed_ratio(folder)
     why = [
-        f"{m} ran at {r:.2f} of plain speed on chat, code and copy prompts here"
-        for m, r in ratios.items()
+        f"{name} ran at {ratio:.2f} of plain speed on chat, code and copy prompts here"
+        for name, ratio in ratios.items()
     ]
     best = max(ratios, key=ratios.__getitem__)
     if ratios[best] < WORTH_IT:
-        return "none", (*why, "nothing beats plain decoding")
-    return best, (*why, f"{best} is the fastest")
+        plain = replace(request, method="none", drafter=None)
+        return plain, (*why, "nothing beats plain decoding")
+    return asked[best], (*why, f"{best} is the fastest")
+
+
+def candidates(request: CompileRequest, imported: ImportedModel) -> list[CompileRequest]:
+    """Those that need nothing but what is there: the drafter that was named or comes with specc, n-gram and suffix.
+
+    The drafter is first: one that does not fit the model is refused before minutes go into the others. Self-drafts are
+    measured only when asked for, since without training they do not pay.
+    """
+    if request.drafter:
+        drafters = [trained.method_of(request.drafter) or "draft_model"]
+    else:
+        target = Target.of(imported.program)
+        drafters = [m for m in trained.DISTILLED if trained.shipped(m, target)]
+    found = [
+        _at_its_best(replace(request, method=method), strict=bool(request.drafter))
+        for method in drafters
+    ]
+    return [
+        *(each for each in found if each is not None),
+        *(replace(request, method=method, drafter=None) for method in ("ngram", "suffix")),
+    ]
+
+
+def _at_its_best(request: CompileRequest, *, strict: bool) -> CompileRequest | None:
+    """A drafter in the graph, with what costs it nothing where the other flags let it: suffix beside it, fewer bits.
+
+    None if it cannot be compiled so at all; if `strict`, that is an error.
+    """
+    beside = replace(request, host_drafter=trained.WITHOUT)
+    free = (request.quant, request.drafter_quant) == ("none", "auto")
+    bits = "int8" if free else request.drafter_quant
+    for attempt in (
+        replace(beside, drafter_quant=bits),
+        beside,
+        replace(request, drafter_quant=bits),
+        request,
+    ):
+        with suppress(UsageError):
+            check_request(attempt)
+            return attempt
+    if strict:
+        check_request(request)  # says what stands in the way
+    return None
+
+
+def named(request: CompileRequest) -> str:
+    """What a candidate is, in words."""
+    beside = f" with {request.host_drafter} beside it" if request.host_drafter else ""
+    kept = request.drafter_quant == "auto"
+    bits = "" if kept else f", its drafter's weights {request.drafter_quant}"
+    return request.method + beside + bits
 
 
 def speed_ratio(artifact: Path) -> float:

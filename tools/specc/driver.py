@@ -48,8 +48,7 @@ def compile_model(request: CompileRequest, progress: Progress) -> CompileReport:
         if request.method == AUTO:
             from specc.auto import choose_method  # (it writes candidates through this module)
 
-            method, why = choose_method(request, imported, progress)
-            request = replace(request, method=method)
+            request, why = choose_method(request, imported, progress)
         else:
             why = (f"--method {request.method} was asked for",)
         choice = pipeline_for(request, imported, progress)
