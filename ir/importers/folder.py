@@ -25,6 +25,10 @@ MTP_COUNTS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "n_mtp_layers
 """Keys that say how many multi-token-prediction layers a checkpoint has."""
 
 
+LAYER_COUNTS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
+"""Keys that say how many layers a model has."""
+
+
 def mtp_prefixes(config: dict[str, Any]) -> tuple[str, ...]:
     """Beginnings of the names of tensors that are of MTP layers in a checkpoint with this config.json."""
     inner = config.get("text_config")
@@ -43,6 +47,7 @@ def load_folder(folder: Path) -> PreTrainedModel:
     config = read_json(folder / "config.json")
     refuse_config(config, str(folder / "config.json"))
     files = check_files(folder)
+    check_depth(config, len(files), folder)
     from transformers import AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
@@ -125,6 +130,19 @@ def check_files(folder: Path) -> dict[str, Path]:
         with opened(path) as file:
             tensors.update(dict.fromkeys(file.keys(), path))
     return tensors
+
+
+def check_depth(config: dict[str, Any], tensors: int, folder: Path) -> None:
+    """Raise ModelError (SPECC-E0208) for more layers than tensors: to build them first may take all memory there is."""
+    inner = config.get("text_config")
+    said = (inner if isinstance(inner, dict) else config).items()
+    for key, count in said:
+        if key in LAYER_COUNTS and isinstance(count, int) and count > tensors:
+            raise ModelError(
+                "SPECC-E0208", "config.json has more layers than there are tensors", where=str(folder),
+                expected=f"{key} of at most {tensors}", found=str(count),
+                cure="use the config.json that belongs to these weights",
+            )  # fmt: skip
 
 
 @contextmanager

@@ -72,13 +72,20 @@ def configuration(meta: Metadata, shapes: Mapping[str, tuple[int, ...]]) -> dict
     if "token_embd.weight" not in shapes:
         raise ModelError("SPECC-E0253", "the GGUF has no token_embd.weight", where=meta.where,
                          cure="take a GGUF of a whole model, not of a part or adapter")  # fmt: skip
+    layers = meta.integer("block_count")
+    if layers > len(shapes):
+        raise ModelError(
+            "SPECC-E0252", "the GGUF's metadata has more layers than there are tensors", where=meta.where,
+            expected=f"a block_count of at most {len(shapes)}", found=str(layers),
+            cure="convert the model again with llama.cpp's convert_hf_to_gguf.py",
+        )  # fmt: skip
     heads = meta.integer("attention.head_count")
     hidden = meta.integer("embedding_length")
     head_dim = meta.integer("attention.key_length", hidden // heads)
     config = {
         "hidden_size": hidden,
         "intermediate_size": meta.integer("feed_forward_length"),
-        "num_hidden_layers": meta.integer("block_count"),
+        "num_hidden_layers": layers,
         "num_attention_heads": heads,
         "num_key_value_heads": meta.integer("attention.head_count_kv", heads),
         "head_dim": head_dim,

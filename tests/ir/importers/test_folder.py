@@ -157,6 +157,7 @@ BROKEN: dict[str, tuple[Edit, str, str]] = {
     "extra tensor": (changed(lambda w: w.update({"model.layers.0.extra": torch.ones(2)})), "E0208",
                      "layers.0.extra"),
     "more layers than config": (config(num_hidden_layers=1), "E0208", "layers.1"),
+    "more layers than tensors": (config(num_hidden_layers=10**9), "E0208", "more layers than there are tensors"),
     "wrong shape": (config(intermediate_size=64), "E0209", "mlp"),
     "not finite": (changed(lambda w: w["model.norm.weight"].fill_(float("nan"))), "E0207", "norm"),
     "unknown": (config(model_type="brand_new"), "E0203", "brand_new"),

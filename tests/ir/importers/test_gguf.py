@@ -334,6 +334,8 @@ def broken(path: Path, case: str) -> None:
             tensors["token_embd.weight"] = (data, Kind.Q2_K)
         case "no width":
             del fields["llama.embedding_length"]
+        case "layers":
+            fields["llama.block_count"] = 10**9
         case "no embedding":
             del tensors["token_embd.weight"]
         case "experts":
@@ -350,6 +352,7 @@ def broken(path: Path, case: str) -> None:
         ("split", "E0255", "merge"),
         ("type", "E0256", "Q2_K"),
         ("no width", "E0252", "embedding_length"),
+        ("layers", "E0252", "a block_count of at most"),
         ("no embedding", "E0253", "token_embd"),
         ("architecture", "E0251", "mamba"),
         ("experts", "E0251", "mixtral"),
