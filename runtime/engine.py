@@ -74,7 +74,10 @@ class Artifact(Owned):
         shared = native.load_library(library or _own_library(path, manifest))
         handle = c.c_void_p()
         encoded = str(path.resolve()).encode()
-        native.check(shared, shared.specc_artifact_load(encoded, threads, c.byref(handle)))
+        native.check(
+            shared,
+            shared.specc_artifact_load(encoded, native.int32("threads", threads), c.byref(handle)),
+        )
         assert handle.value is not None
         return cls(path, manifest, shared, handle.value)
 
@@ -95,7 +98,9 @@ class Artifact(Owned):
 
         Any thread may call it. They are those of all artifacts that share the model library.
         """
-        self._check(self._library.specc_artifact_use_threads(self.handle, count))
+        self._check(
+            self._library.specc_artifact_use_threads(self.handle, native.int32("threads", count))
+        )
 
     def tokenize(
         self, text: str, *, add_special: bool = True, parse_special: bool = False
@@ -134,7 +139,11 @@ class Artifact(Owned):
         Raises RequestError (SPECC-E0601) for an artifact without `--max-num-seqs`, or for more.
         """
         handle = c.c_void_p()
-        self._check(self._library.specc_batch_open(self.handle, texts, c.byref(handle)))
+        self._check(
+            self._library.specc_batch_open(
+                self.handle, native.int32("texts", texts), c.byref(handle)
+            )
+        )
         assert handle.value is not None
         return Batch(self._library, handle.value, self.manifest)
 

@@ -178,6 +178,21 @@ def error_from(text: str, result: int = RUNTIME) -> SpeccError:
     return kind(head[1], head[3], **details)
 
 
+def text(word: str) -> bytes:
+    """A name for C, which reads it up to the first NUL: that, and what is no character, is never a name's."""
+    return word.replace("\0", "\ufffd").encode("utf-8", "replace")
+
+
+def int32(name: str, value: int) -> int:
+    """`value`, if C's int holds it, which ctypes would cut. Raises RequestError (SPECC-E0601)."""
+    if not -(1 << 31) <= value < 1 << 31:
+        raise RequestError(
+            "SPECC-E0601", "a number is out of range", where=name, expected="a number of 32 bits", found=str(value),
+            cure="choose another value",
+        )  # fmt: skip
+    return value
+
+
 def id_array(ids: Iterable[Any], count: int) -> c.Array[c.c_int64]:
     """`count` token ids for C. Raises RequestError (SPECC-E0602) for what is no 64-bit integer."""
     try:

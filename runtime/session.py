@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes as c
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -96,9 +97,9 @@ class Session(Owned):
 
     def set(self, name: str, value: Option) -> None:
         """Set one option; raises RequestError SPECC-E0601 if it is unknown or out of range."""
-        encoded, library = name.encode(), self._library
+        encoded, library = native.text(name), self._library
         if isinstance(value, str):
-            self._check(library.specc_session_set_text(self.handle, encoded, value.encode()))
+            self._check(library.specc_session_set_text(self.handle, encoded, native.text(value)))
             return
         if isinstance(value, Mapping):
             if name != "logit_bias":
@@ -143,7 +144,7 @@ class Session(Owned):
                     "B"
                 )
                 rows = [block[r * width * 4 : (r + 1) * width * 4] for r in range(n + 1)]
-                return mask(committed[prompt:count], drafts[:n], rows)
+                return operator.index(mask(committed[prompt:count], drafts[:n], rows))
             except BaseException as error:
                 self._callback_error = error
                 return n + 1  # which the engine refuses
@@ -161,7 +162,8 @@ class Session(Owned):
         def call(_user: object, committed: Any, count: int, k: int, draft: Any) -> int:
             try:
                 proposed = drafter(committed[:count], k) if drafter is not None else ()
-                for place, token in enumerate(proposed[:k]):
+                some = proposed[:k]
+                for place, token in enumerate(native.id_array(some, len(some))):
                     draft[place] = token
                 return len(proposed)  # too many is for the engine to refuse
             except BaseException as error:
@@ -258,6 +260,8 @@ class Session(Owned):
 
     def rewind(self, count: int) -> None:
         """Keep the first `count` tokens."""
+        if not 0 <= count < 1 << 63:  # (ctypes would take others, and cut them)
+            raise _out_of_range("rewind", count, f"0 to {len(self._tokens)}")
         self._check(self._library.specc_session_rewind(self.handle, count))
         del self._tokens[count:]
 
@@ -276,7 +280,9 @@ class Session(Owned):
     def stat(self, name: str) -> float:
         """One statistic by the name of specc.h."""
         value = c.c_double()
-        self._check(self._library.specc_session_stat(self.handle, name.encode(), c.byref(value)))
+        self._check(
+            self._library.specc_session_stat(self.handle, native.text(name), c.byref(value))
+        )
         return value.value
 
     @property

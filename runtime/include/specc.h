@@ -110,7 +110,7 @@ SPECC_API void specc_session_close(specc_session*);
  *                                  see specc_session_prompt_logprobs. The prompt then goes through the functions that
  *                                  verify, K + 1 tokens a call for the longest K, which takes longer than prefill
  *   seed                    int    noise of sampling (default 0)
- *   temperature             float  >= 0; 0 is greedy (default)
+ *   temperature             float  0 is greedy (default); or 1e-30 and more
  * The rest change which tokens are chosen, with the formulas of vLLM, in each row of a round as in plain decoding: the
  * tokens are the same with any K. Rounds then come in pieces, since the choice is made outside of compiled functions.
  *   top_k                   int    0 takes all (default)

@@ -57,6 +57,15 @@ def error_of(output: str) -> dict[str, str]:
         (["run", "a", "hello you"], "SPECC-E0103", "--prompt 'hello you'"),
         (["--versoin"], "SPECC-E0101", "did you mean --version?"),
         (["opt"], "SPECC-E0104", "--list"),
+        (["opt", "--list", "--bisect"], "SPECC-E0104", "leave out --bisect"),
+        (
+            ["bench", "a", "--quality", "t", "--length-policy", "aimd"],
+            "SPECC-E0104",
+            "leave out --length-policy",
+        ),
+        (["bench", "a", "--quality", "t", "--repeats", "2"], "SPECC-E0104", "leave out --repeats"),
+        (["bench", "a", "--report", "/"], "SPECC-E0103", "--report"),
+        (["advise", "m", "--threads", "2"], "SPECC-E0104", "leave out --threads"),
         (["cache", "burn"], "SPECC-E0103", "--help"),
     ],
 )
@@ -175,6 +184,35 @@ def test_a_reader_that_leaves_is_no_error() -> None:
     command = f"{sys.executable} -m specc opt --list | head -c 1"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    "words", [["inspect", "nowhere", "--json"], ["opt", "--list", "--json"], ["opt", "--list"]]
+)
+def test_a_full_disk_is_said_on_stderr(words: list[str]) -> None:
+    command = f"{sys.executable} -m specc {' '.join(words)} > /dev/full"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: SPECC-E0")
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        ("chat {artifact} <&-", 0, ""), ("run {artifact} --prompt-file - <&-", 1, "SPECC-E0607"),
+        ("inspect {artifact} >&-", 0, ""), ("inspect nowhere >&-", 1, "SPECC-E05"), ("inspect nowhere 2>&-", 1, ""),
+    ],
+)  # fmt: skip
+def test_streams_that_are_closed_are_empty(
+    tiny_artifact: Path, words: str, code: int, said: str
+) -> None:
+    """As a daemon's are."""
+    command = f"{sys.executable} -m specc {words.format(artifact=tiny_artifact)}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert (done.returncode, said in done.stderr, "E0100" in done.stderr) == (code, True, False), (
+        done.stderr
+    )
 
 
 def test_json_has_no_nan(capsys: pytest.CaptureFixture[str]) -> None:

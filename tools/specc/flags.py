@@ -6,7 +6,7 @@ import ast
 import difflib
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
@@ -39,6 +39,12 @@ def bad_value(flag: str, expected: str, found: object, cure: str = "") -> UsageE
 def conflict(what: str, cure: str, *, expected: str = "", found: str = "") -> UsageError:
     """The error for flags that do not go together, or of which one is missing."""
     return UsageError("SPECC-E0104", what, expected=expected, found=found, cure=cure)
+
+
+def nothing_beside(what: str, given: Mapping[str, bool]) -> None:
+    """Raise UsageError (SPECC-E0104) for the first flag that was given, since none has an effect beside `what`."""
+    if found := next((flag for flag, is_there in given.items() if is_there), None):
+        raise conflict(f"{found} has no effect beside {what}", f"leave out {found}")
 
 
 def refused_by_mlc(what: str, *, expected: str = "", found: str = "") -> UsageError:

@@ -64,7 +64,7 @@ def from_flags(text: str | None, file: Path | None, token_ids: str | None) -> Pr
     ]
     if len(given) != 1:
         raise conflict(
-            "one prompt is needed", "add --prompt TEXT",
+            "one prompt is needed", "leave out all but one" if given else "add --prompt TEXT",
             expected="one of --prompt, --prompt-file, --token-ids",
             found=" and ".join(given) or "none",
         )  # fmt: skip

@@ -17,6 +17,8 @@ from specc.progress import Progress, SilentProgress, TerminalProgress, human_byt
 from specc.recipe import Recipe
 from specc.runtime import Manifest
 
+MAX_TOKENS, REPEATS = 64, 3
+
 
 def main(
     model: str,
@@ -28,8 +30,8 @@ def main(
     context: int = 2048,
     device: str = "cpu",
     price_per_hour: float | None = None,
-    max_tokens: int = 64,
-    repeats: int = 3,
+    max_tokens: int = MAX_TOKENS,
+    repeats: int = REPEATS,
     threads: int = 0,
     processor_time: Annotated[bool, Parameter(negative="")] = False,
     recipe: Recipe = None,
@@ -66,10 +68,11 @@ def main(
         flags.at_least(flag, value, least)
     flags.threads(threads)
     check_device_name(device)
-    if prompts_file is not None and not artifact:
-        raise flags.conflict(
-            "--prompts are measured with artifacts", "add --artifact ART, or leave it out"
-        )
+    if not artifact:
+        flags.nothing_beside("advice that measures nothing: add --artifact ART", {
+            "--prompts": prompts_file is not None, "--max-tokens": max_tokens != MAX_TOKENS,
+            "--repeats": repeats != REPEATS, "--threads": threads != 0, "--processor-time": processor_time,
+        })  # fmt: skip
     if processor_time and threads != 1:
         raise flags.conflict(
             "--processor-time counts threads that wait for each other as if they worked", "add --threads 1"

@@ -30,6 +30,7 @@ from specc.report import page
 from specc.runtime import ADAPTIVE, Artifact, Manifest
 
 ADAPTIVE_ARM = "adaptive"
+MAX_TOKENS, REPEATS = 128, 5
 
 
 def main(
@@ -37,8 +38,8 @@ def main(
     /,
     *,
     prompts_file: Annotated[Path | None, Parameter(name="--prompts")] = None,
-    max_tokens: int = 128,
-    repeats: int = 5,
+    max_tokens: int = MAX_TOKENS,
+    repeats: int = REPEATS,
     synthetic_acceptance: str | None = None,
     length_policy: str | None = None,
     quality: Path | None = None,
@@ -77,16 +78,17 @@ def main(
     flags.threads(threads)
     if model is not None and quality is None:
         raise flags.conflict("--model has no meaning without --quality", "leave it out")
-    if quality is not None and report is not None:
-        raise flags.conflict(
-            "--report shows speeds, which --quality does not measure", "leave out one of them"
-        )
     if quality is not None:
+        flags.nothing_beside("--quality", {
+            "--report": report is not None, "--prompts": prompts_file is not None,
+            "--synthetic-acceptance": synthetic_acceptance is not None, "--length-policy": length_policy is not None,
+            "--max-tokens": max_tokens != MAX_TOKENS, "--repeats": repeats != REPEATS,
+        })  # fmt: skip
         return _quality(artifact, quality, model, threads, json=json)
     rates: tuple[float, ...] = ()
     if synthetic_acceptance is not None:
         rates = flags.probabilities("--synthetic-acceptance", synthetic_acceptance)
-    if report is not None and not report.absolute().parent.is_dir():
+    if report is not None and (report.is_dir() or not report.absolute().parent.is_dir()):
         raise flags.bad_value("--report", "a file in a folder that exists", report)
     asked = prompts.from_file(prompts_file) if prompts_file else prompts.built_in()
     progress = SilentProgress() if json else TerminalProgress()

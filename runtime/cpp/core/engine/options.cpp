@@ -199,6 +199,7 @@ void Options::set(std::string_view name, std::string_view value, const Manifest&
 
 void Options::set(std::string_view name, std::vector<int64_t> ids, const Manifest& manifest) {
   if (name == "stop_token_ids") {
+    for (const int64_t token : ids) require_token(token, manifest.model.vocab_size, "stop_token_ids");
     rules.stop = std::move(ids);
   } else if (name == "banned_token_ids") {
     SamplingParams next = sampling;

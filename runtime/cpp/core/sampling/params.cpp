@@ -13,6 +13,11 @@ void require(bool right, const char* name, const char* expected, const std::stri
   throw Error(Code::Option, "an option is out of range").where(name).expected(expected).found(found);
 }
 
+// Logits over a lower one are infinite: all alike.
+constexpr double kLeastTemperature = 1e-30;
+
+}  // namespace
+
 void require_token(int64_t token, int64_t vocab_size, const char* name) {
   if (token >= 0 && token < vocab_size) return;
   throw Error(Code::TokenId, "a token id is out of range")
@@ -21,15 +26,14 @@ void require_token(int64_t token, int64_t vocab_size, const char* name) {
       .found(std::to_string(token));
 }
 
-}  // namespace
-
 void SamplingParams::check(int64_t vocab_size) const {
   const auto text = [](double value) { return std::to_string(value); };
-  require(std::isfinite(temperature) && temperature >= 0, "temperature", ">= 0", text(temperature));
+  require(std::isfinite(temperature) && (temperature == 0 || temperature >= kLeastTemperature), "temperature",
+          "0, or a finite number from 1e-30 on", text(temperature));
   require(top_k >= 0, "top_k", ">= 0 (0: all)", std::to_string(top_k));
   require(top_p > 0 && top_p <= 1, "top_p", "above 0, up to 1", text(top_p));
   require(min_p >= 0 && min_p <= 1, "min_p", "0 to 1", text(min_p));
-  require(std::isfinite(repetition_penalty) && repetition_penalty > 0, "repetition_penalty", "> 0",
+  require(std::isfinite(repetition_penalty) && repetition_penalty > 0, "repetition_penalty", "a finite number > 0",
           text(repetition_penalty));
   require(std::isfinite(frequency_penalty), "frequency_penalty", "a number", text(frequency_penalty));
   require(std::isfinite(presence_penalty), "presence_penalty", "a number", text(presence_penalty));

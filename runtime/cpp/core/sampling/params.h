@@ -19,10 +19,13 @@ struct TokenBias {
   float bias;
 };
 
+// Throws Error(TokenId) for a token of the option `name` that no vocabulary of this size has.
+void require_token(int64_t token, int64_t vocab_size, const char* name);
+
 // Processors run in vLLM's order (v1/sample/sampler.py) with its formulas, in f32: allowed tokens, bans, min_tokens,
 // logit_bias; repetition, frequency and presence penalty; then, if temperature > 0, temperature, min_p, top_k, top_p.
 struct SamplingParams {
-  double temperature = 0;          // 0: greedy, under any rule
+  double temperature = 0;          // 0: greedy, under any rule; or 1e-30 and more
   int64_t top_k = 0;               // 0: all; equals of the k-th are kept, as in vLLM and transformers
   double top_p = 1;                // (0, 1]
   double min_p = 0;                // [0, 1]
