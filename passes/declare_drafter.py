@@ -10,7 +10,7 @@ from specc.errors import PassError
 from specc.ir import DraftState, SpeculativeProgram
 from specc.passes.base import Pass, PassResult, same
 
-HOST_OPTIONS: Mapping[str, Mapping[str, tuple[float, float, float]]] = {
+HOST_OPTIONS: Mapping[str, Mapping[str, tuple[int | float, float, float]]] = {
     "none": {},
     "ngram": {"prompt_lookup_max": (4, 1, 64), "prompt_lookup_min": (2, 1, 64)},
     "suffix": {
@@ -21,7 +21,10 @@ HOST_OPTIONS: Mapping[str, Mapping[str, tuple[float, float, float]]] = {
         "max_matches": (8, 1, 64), "max_window": (4096, 16, 1 << 20), "min_similarity": (0.0, -1.0, 1.0),
     },
 }  # fmt: skip
-"""Host drafters: option -> default, least, most. Names as in vLLM's speculative configuration, where it has them."""
+"""Host drafters: option -> default, least, most. Names as in vLLM's speculative configuration, where it has them.
+
+An option whose default is an int takes whole numbers alone.
+"""
 
 BESIDE = ("ngram", "suffix")
 """Those that see tokens alone, so that they may stand beside any drafter in the graph."""
@@ -74,6 +77,12 @@ class DeclareDrafter(Pass):
                     "SPECC-E0357", f"{self._host_drafter or self.kind} has no option {name}={value}",
                     expected=allowed or "no options", cure="correct --drafter-options",
                 )  # fmt: skip
+            if isinstance(known[name][0], int) and value != int(value):
+                raise PassError(
+                    "SPECC-E0357", f"{self._host_drafter or self.kind} takes no fraction as {name}",
+                    expected=f"a whole number, {known[name][1]} to {known[name][2]}", found=str(value),
+                    cure="correct --drafter-options",
+                )  # fmt: skip
 
         settings = self._options()
         least, most = settings.get("prompt_lookup_min", 0), settings.get("prompt_lookup_max", 0)
@@ -85,9 +94,10 @@ class DeclareDrafter(Pass):
             )  # fmt: skip
 
     def _options(self) -> dict[str, int | float]:
-        """All options, defaults included."""
-        defaults = HOST_OPTIONS[self._host_drafter or "none"]
-        return {n: o[0] for n, o in defaults.items()} | dict(self.options)
+        """All options, defaults included; whole numbers as ints, which flags do not tell from others."""
+        defaults = {n: o[0] for n, o in HOST_OPTIONS[self._host_drafter or "none"].items()}
+        given = {n: int(v) if isinstance(defaults[n], int) else v for n, v in self.options.items()}
+        return defaults | given
 
     def call(self, program: SpeculativeProgram) -> PassResult:
         contract = replace(

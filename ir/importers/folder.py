@@ -48,6 +48,7 @@ def load_folder(folder: Path) -> PreTrainedModel:
     refuse_config(config, str(folder / "config.json"))
     files = check_files(folder)
     check_depth(config, len(files), folder)
+    check_generation(folder)
     from transformers import AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
@@ -61,7 +62,7 @@ def load_folder(folder: Path) -> PreTrainedModel:
     except Exception as error:
         raise ModelError(
             "SPECC-E0202",
-            f"transformers cannot load the model: {(str(error).splitlines() or [''])[0][:200]}",
+            f"transformers cannot load the model: {_reason(error)}",
             where=str(folder),
             cure="check config.json against the model's published one",
         ) from error
@@ -71,6 +72,12 @@ def load_folder(folder: Path) -> PreTrainedModel:
     for name, parameter in model.named_parameters():
         finite(name, parameter, folder)
     return model
+
+
+def _reason(error: Exception) -> str:
+    """What an error of transformers says, in one line; its kind too where it says no more than a word."""
+    text = " ".join(str(error).split())[:200]
+    return text if " " in text else f"{type(error).__name__}: {text}".removesuffix(": ")
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -85,7 +92,7 @@ def read_json(path: Path) -> dict[str, Any]:
             expected="config.json and *.safetensors",
             cure="pass the folder that holds config.json, a .gguf or a .pt2",
         ) from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError("SPECC-E0207", f"{path.name} cannot be read: {error}", where=str(path),
                          cure="download the file again") from error  # fmt: skip
     if not isinstance(value, dict):
@@ -101,7 +108,12 @@ def weight_files(folder: Path) -> list[Path]:
     """
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        names = sorted(set(map(str, read_json(index).get("weight_map", {}).values())))
+        parts = read_json(index).get("weight_map")
+        if not isinstance(parts, dict):
+            raise ModelError("SPECC-E0207", f"{index.name} does not say which file holds which tensor",
+                             where=f"{index}: weight_map", expected="an object", found=str(parts)[:120],
+                             cure="download the file again")  # fmt: skip
+        names = sorted(set(map(str, parts.values())))
         files = [folder / Path(name).name for name in names]
         if absent := [f.name for f in files if not f.is_file()]:
             raise ModelError("SPECC-E0207", f"a part of the model is missing: {', '.join(absent)}",
@@ -143,6 +155,13 @@ def check_depth(config: dict[str, Any], tensors: int, folder: Path) -> None:
                 expected=f"{key} of at most {tensors}", found=str(count),
                 cure="use the config.json that belongs to these weights",
             )  # fmt: skip
+
+
+def check_generation(folder: Path) -> None:
+    """Raise ModelError (SPECC-E0207) for a damaged generation_config.json: transformers would ignore its end tokens."""
+    path = folder / "generation_config.json"
+    if path.is_file():
+        read_json(path)
 
 
 @contextmanager

@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from specc.ir.importers.folder import check_depth, check_files, finite, read_json, read_tensor
+from specc.ir.importers.folder import (
+    check_depth,
+    check_files,
+    check_generation,
+    finite,
+    read_json,
+    read_tensor,
+)
 from specc.ir.importers.quiet import quiet
 from specc.ir.importers.refusals import refuse_config
 from specc.ir.types import TensorType
@@ -34,6 +41,7 @@ def open_folder(folder: Path) -> tuple[PreTrainedModel, dict[str, Weight]] | Non
     refuse_config(config, str(folder / "config.json"))
     files = check_files(folder)
     check_depth(config, len(files), folder)
+    check_generation(folder)
     model = _hollow(folder)
     if model is None:
         return None

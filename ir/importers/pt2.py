@@ -6,7 +6,6 @@ of the tokens' shape. Its attention is `scaled_dot_product_attention`; `pt2_patt
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from specc.ir.dialect import ops
 from specc.ir.graphs import results_of, type_of
 from specc.ir.importers import pt2_patterns
 from specc.ir.importers.exported import import_exported
+from specc.ir.importers.folder import read_json
 from specc.ir.importers.pt2_archive import check_archive
 from specc.ir.importers.quiet import quiet
 from specc.ir.importers.rows import check_rows
@@ -201,9 +201,6 @@ def _is_tokens(node: Any) -> bool:
 
 def _ends(path: Path) -> tuple[int, ...]:
     """End-of-sequence ids from a generation_config.json beside the export, if there is one."""
-    try:
-        ends = json.loads(path.read_text()).get("eos_token_id")
-    except (OSError, ValueError, AttributeError):
-        return ()
+    ends = read_json(path).get("eos_token_id") if path.is_file() else None
     found = ends if isinstance(ends, list) else [ends]
     return tuple(e for e in found if isinstance(e, int))

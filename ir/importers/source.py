@@ -83,6 +83,34 @@ def load_model(spec: str, max_model_len: int | None = None) -> ImportedModel:
     )
 
 
+def check_token_ids(imported: ImportedModel) -> None:
+    """Refuse ids that begin or end texts and are none: a manifest cannot hold them.
+
+    Those of the tokenizer's vocabulary are ids; other rows of the head are padding. Raises ModelError (SPECC-E0207).
+    """
+    model = imported.program.model
+    said: list[tuple[str, object]] = [("eos_token_id", end) for end in model.eos_token_ids]
+    if model.bos_token_id is not None:
+        said.append(("bos_token_id", model.bos_token_id))
+    for key, found in said:
+        if type(found) is not int or not 0 <= found < model.vocab_size:
+            raise ModelError(
+                "SPECC-E0207", f"{key} is no id of the vocabulary", where=_place(imported, key),
+                expected=f"a whole number from 0 to {model.vocab_size - 1}", found=repr(found)[:120],
+                cure="set it to the id of the token that is meant; the model's published files say which",
+            )  # fmt: skip
+
+
+def _place(imported: ImportedModel, key: str) -> str:
+    """Where a model says such an id: as transformers, generation_config.json first for ends."""
+    source, form = imported.provenance["source"], imported.provenance["format"]
+    if form == "gguf":
+        return f"{source}: tokenizer.ggml.{key}"
+    generation = json.loads(imported.tokenizer_files.get("generation_config.json", b"{}"))
+    said = key == "eos_token_id" and (form == "pt2" or generation.get(key) is not None)
+    return f"{source}: {'generation_config' if said else 'config'}.json: {key}"
+
+
 def _import_folder(folder: Path, max_model_len: int | None) -> ImportedModel:
     from specc.ir.importers.folder_lazy import open_folder
     from specc.ir.importers.huggingface import import_model

@@ -70,7 +70,7 @@ def compile_tokenizer(tokenizer_json: dict[str, Any] | Path | str) -> bytes:
 def _read(path: Path) -> dict[str, Any]:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         _damaged(path, str(error))
     if not isinstance(document, dict) or "model" not in document:
         _damaged(path, "it has no model")

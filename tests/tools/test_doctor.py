@@ -108,6 +108,8 @@ def test_damaged_folders(tmp_path: Path) -> None:
     (path / "model.safetensors").unlink()
     found = {c.id: c for c in model_checks(str(path))}
     assert "safetensors" in found["model.weights"].text
+    (path / "config.json").write_text("[" * 100000)
+    assert "no usable config.json" in model_checks(str(path))[0].text
 
 
 def test_one_list_of_architectures() -> None:

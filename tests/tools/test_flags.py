@@ -156,6 +156,13 @@ def test_absurd_flags(change: dict[str, Any]) -> None:
     assert caught.value.cure
 
 
+@pytest.mark.parametrize("typed", ["", "-1", "2;4", "99"])
+def test_what_was_typed_is_what_was_found(typed: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        request(num_speculative_tokens=typed)
+    assert caught.value.found == typed
+
+
 def test_a_method_that_was_nearly_meant() -> None:
     with pytest.raises(UsageError, match="did you mean layerskip"):
         request(method="layer-skip")

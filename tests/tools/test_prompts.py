@@ -43,7 +43,7 @@ def test_json_lines(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "line", ["{", "[]", "{}", '{"prompt": 1}', '{"token_ids": [true]}', '{"token_ids": [-1]}',
-             '{"token_ids": "1"}', '{"token_ids": [18446744073709551616]}'],
+             "[" * 100000, '{"token_ids": "1"}', '{"token_ids": [18446744073709551616]}'],
 )  # fmt: skip
 def test_a_wrong_line_is_named(tmp_path: Path, line: str) -> None:
     file = tmp_path / "p.jsonl"

@@ -73,6 +73,7 @@ def test_the_command_line_comes_first(tmp_path: Path) -> None:
         ("run = 3\n", "SPECC-E0132", "[run]"),
         ("[run\n", "SPECC-E0132", "TOML"),
         ("\xff", "SPECC-E0132", "TOML"),
+        ("a = " + "[" * 100000, "SPECC-E0132", "TOML"),
     ],
 )
 def test_what_is_refused(

@@ -127,7 +127,12 @@ def test_none_is_a_coded_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "files", [{"chat_template.jinja": b"\xff"}, {"tokenizer_config.json": b"{"}]
+    "files",
+    [
+        {"chat_template.jinja": b"\xff"},
+        {"tokenizer_config.json": b"{"},
+        {"tokenizer_config.json": b"[" * 100000},
+    ],
 )
 def test_a_damaged_file_is_a_coded_error(files: dict[str, bytes]) -> None:
     with pytest.raises(ArtifactError, match="SPECC-E0502"):

@@ -68,6 +68,11 @@ def test_none_for_this_size(tmp_path: Path) -> None:
     )
 
 
+def test_a_configuration_that_cannot_be_read_is_left_to_the_import(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("[" * 100000)
+    assert "no public" in refusal(str(tmp_path), "medusa").found
+
+
 def test_every_row_of_the_table_is_complete() -> None:
     table = trained._table()
     assert set(table["train"]) == set(trained.TRAINED)

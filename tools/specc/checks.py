@@ -229,7 +229,7 @@ def _hub(model: str) -> list[Check]:
 def _folder(path: Path) -> list[Check]:
     try:
         config = json.loads((path / "config.json").read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         hint = "give a folder as transformers saves it, or the .gguf file itself"
         text = f"{path}: no usable config.json ({error})"
         return [Check("model.source", Status.FAIL, text, hint)]

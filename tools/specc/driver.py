@@ -14,7 +14,7 @@ from specc.backends.base import Device, arch_of, find_backend
 from specc.destination import whole_or_nothing
 from specc.device_names import CUDA, kind_of
 from specc.ir import SpeculativeProgram
-from specc.ir.importers.source import ImportedModel, load_model
+from specc.ir.importers.source import ImportedModel, check_token_ids, load_model
 from specc.judge import check_request
 from specc.method_table import AUTO
 from specc.methods import Choice, forms, pipeline_for
@@ -44,6 +44,7 @@ def compile_model(request: CompileRequest, progress: Progress) -> CompileReport:
     with find_backend(backend_of(request)).ahead(_device(request)):
         with progress.phase(f"import {request.model}"):
             imported = load_model(request.model, request.max_model_len)
+            check_token_ids(imported)
         request = with_defaults(request, imported)
         if request.method == AUTO:
             from specc.auto import choose_method  # (it writes candidates through this module)

@@ -102,7 +102,7 @@ def _from_line(name: str, line: str) -> Prompt:
 def _from_json(name: str, line: str) -> Prompt:
     try:
         entry = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _bad_entry(name, str(error)) from error
     if not isinstance(entry, dict):
         raise _bad_entry(name, type(entry).__name__)

@@ -52,7 +52,7 @@ def _tables(path: Path) -> dict[str, object]:
         raise _refused(
             path, "the recipe cannot be read", "a TOML file", error.strerror or str(error)
         ) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _refused(
             path, "the recipe is not TOML", "a TOML file in UTF-8", str(error)
         ) from error

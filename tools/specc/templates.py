@@ -192,7 +192,7 @@ def _damaged(where: str, found: str) -> ArtifactError:
 def _read_config(content: bytes, where: str) -> dict[str, Any]:
     try:
         config = json.loads(content)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _damaged(f"{where}/tokenizer_config.json", str(error)) from error
     return config if isinstance(config, dict) else {}
 

@@ -164,7 +164,7 @@ def _facts(model: str) -> dict[str, Any]:
         return {
             "architecture": text["model_type"], "hidden_size": text["hidden_size"], "layers": text["num_hidden_layers"],
         }  # fmt: skip
-    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+    except (OSError, ValueError, RecursionError, KeyError, AttributeError, TypeError):
         return {}  # what is wrong with it, importing will tell
 
 

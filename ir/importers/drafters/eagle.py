@@ -100,10 +100,10 @@ def read_eagle3(parts: Parts, said: Eagle3Conventions) -> DrafterCheckpoint:
             parts.take(f"fc_norm.{tap}.weight", [theirs])
     if said.pre_norm:
         parts.take("input_norm.weight", [count * theirs])
-    names = [
-        said.first_layer,
-        *(f"layers.{i}" for i in range(1, config.integer("num_hidden_layers", 1))),
-    ]
+    names = (
+        f"layers.{i}" if i else said.first_layer
+        for i in range(config.integer("num_hidden_layers", 1))
+    )
     latent = config.get("kv_lora_rank") is not None
     layers = [
         read_layer(

@@ -29,8 +29,8 @@ def rope(config: Config, head_dim: int, *, interleaved: bool = False) -> tuple[R
     """
     parameters: dict[str, Any] = {
         "rope_theta": config.get("rope_theta", 10000.0),
-        **(config.get("rope_scaling") or {}),
-        **(config.get("rope_parameters") or {}),
+        **config.section("rope_scaling").values,
+        **config.section("rope_parameters").values,
     }
     kind = str(parameters.get("rope_type", parameters.pop("type", "default")))
     if unknown := sorted(set(parameters) - _KEYS):
@@ -38,10 +38,12 @@ def rope(config: Config, head_dim: int, *, interleaved: bool = False) -> tuple[R
         raise _bad(config, f"has keys that specc does not read: {', '.join(unknown)}", unknown[0])
     if kind not in _KINDS:
         raise _bad(config, f"({kind}) is not supported", kind)
-    partial = float(
-        parameters.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
+    said = Config(
+        {"partial_rotary_factor": config.get("partial_rotary_factor"), **parameters}, config.where
     )
-    theta = float(parameters["rope_theta"])
+    partial, theta = said.number("partial_rotary_factor", 1.0), said.number("rope_theta")
+    if not 0 < partial <= 1:
+        raise said.bad("partial_rotary_factor", "a share above 0 and at most 1")
     frequencies, scale = _frequencies(
         config, kind, {**parameters, "rope_type": kind}, head_dim, partial
     )
@@ -73,10 +75,14 @@ def _frequencies(
     if kind == "default":
         dim = int(head_dim * partial)
         return 1.0 / float(parameters["rope_theta"]) ** (torch.arange(0, dim, 2).float() / dim), 1.0
-    length = int(config.get("max_position_embeddings", 2048))
-    described = LlamaConfig(
-        head_dim=head_dim, hidden_size=head_dim, num_attention_heads=1, max_position_embeddings=length,
-        rope_parameters={**parameters, "partial_rotary_factor": partial},
-    )  # fmt: skip
-    frequencies, scale = ROPE_INIT_FUNCTIONS[kind](described, torch.device("cpu"))
-    return frequencies, float(scale)
+    length = config.integer("max_position_embeddings", 2048)
+    try:
+        described = LlamaConfig(
+            head_dim=head_dim, hidden_size=head_dim, num_attention_heads=1, max_position_embeddings=length,
+            rope_parameters={**parameters, "partial_rotary_factor": partial},
+        )  # fmt: skip
+        frequencies, scale = ROPE_INIT_FUNCTIONS[kind](described, torch.device("cpu"))
+        return frequencies, float(scale)
+    except Exception as error:  # keys that are missing or no numbers
+        key = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
+        raise config.bad(key, f"what transformers needs for {kind}") from error

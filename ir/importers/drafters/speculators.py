@@ -38,8 +38,10 @@ def speculative_tokens(parts: Parts, kind: str) -> int:
     """
     said = parts.config.section("speculators_config")
     said.only("algorithm", kind)
-    _check_verifier(parts, said.section("verifier").get("architectures", []))
+    _check_verifier(parts, said.section("verifier"))
     methods = said.get("proposal_methods", [])
+    if not isinstance(methods, list) or not all(isinstance(m, dict) for m in methods):
+        raise said.bad("proposal_methods", "a list of objects")
     name = said.get("default_proposal_method")
     method = next(
         (m for m in methods if m.get("proposal_type") == name), methods[0] if methods else {}
@@ -54,10 +56,13 @@ def speculative_tokens(parts: Parts, kind: str) -> int:
     return proposal.integer("speculative_tokens", 0, 0)
 
 
-def _check_verifier(parts: Parts, named: list[str]) -> None:
+def _check_verifier(parts: Parts, said: Config) -> None:
     """Refuse another class of language model; what wraps one, with images for instance, has other names."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+    named = said.get("architectures", [])
+    if not isinstance(named, list) or not all(isinstance(n, str) for n in named):
+        raise said.bad("architectures", "a list of names")
     ours = str(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(parts.target.architecture, ""))
     if ours and ours not in named and any(n.endswith("ForCausalLM") for n in named):
         raise foreign(parts, "architecture", ours, ", ".join(named))

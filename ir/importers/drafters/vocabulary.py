@@ -25,11 +25,11 @@ def draft_ids(tensors: Tensors, draft_size: int, size: int) -> tuple[torch.Tenso
         if bool((table == 0).all()) or bool((table == torch.arange(size)).all()):
             return None, "all ids"
         raise _bad(tensors, "d2t changes ids although the draft vocabulary is the target's")
-    ids = torch.arange(draft_size)
     readings: dict[str, torch.Tensor] = {}
     if here:
+        # (First of all, since it checks the size: the configuration's may be more than memory has.)
         table = tensors.integers("d2t", [draft_size])
-        readings = {"offsets": ids + table, "ids": table}
+        readings = {"offsets": torch.arange(draft_size) + table, "ids": table}
     if "t2d" in tensors:
         kept = tensors.integers("t2d", [size]).nonzero().reshape(-1)
         if not here:

@@ -14,11 +14,14 @@ from tiny_models import VOCABULARY, eager_logits, tiny
 from tokenizers import Tokenizer, models
 from transformers import AutoModelForCausalLM
 
+from specc.driver import compile_model
 from specc.errors import ModelError
 from specc.ir.evaluate import evaluate
 from specc.ir.importers import source
 from specc.ir.importers.source import load_model
 from specc.ir.program import SpeculativeProgram
+from specc.progress import SilentProgress
+from specc.request import CompileRequest
 
 Edit = Callable[[Path], None]
 
@@ -144,6 +147,12 @@ BROKEN: dict[str, tuple[Edit, str, str]] = {
     "no config": (lambda f: (f / "config.json").unlink(), "E0202", "config.json"),
     "config is no json": (write("config.json", "{"), "E0207", "config.json"),
     "config is a list": (write("config.json", "[]"), "E0207", "object"),
+    "config is too deep": (write("config.json", "[" * 100000), "E0207", "config.json"),
+    "generation config is no json": (write("generation_config.json", "{"), "E0207", "generation_config.json"),
+    "a size that is no number": (config(hidden_size="many"), "E0202", "expected int, got str"),
+    "an activation without a name": (config(hidden_act="loud"), "E0202", "KeyError: 'loud'"),
+    **{f"weight map {found}": (write("model.safetensors.index.json", json.dumps({"weight_map": found})), "E0207",
+                               "index.json: weight_map") for found in ([], None, 5)},
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "E0202", "no weights"),
     "pickle": (only_pickle, "E0202", "pickle"),
     "truncated": (cut, "E0207", "cut off"),
@@ -184,6 +193,36 @@ def test_refused_by_name(folder: Path, case: str) -> None:
         load_model(str(folder))
     assert words in str(error.value)
     assert error.value.cure
+
+
+@pytest.mark.parametrize("found", [[2, VOCABULARY], "x", 2.5, -1, [[2]], True])
+def test_ends_that_are_no_ids(folder: Path, found: object) -> None:
+    """Before anything is compiled, with the file to correct."""
+    path = folder / "generation_config.json"
+    path.write_text(json.dumps({"eos_token_id": found}))
+    with pytest.raises(ModelError, match=rf"SPECC-E0207(.|\n)*{path.name}: eos_token_id"):
+        compile_model(request(folder), SilentProgress())
+
+
+@pytest.mark.parametrize("key", ["eos_token_id", "bos_token_id"])
+@pytest.mark.parametrize("found", [VOCABULARY, VOCABULARY - 6, -1])
+def test_ids_of_the_configuration_that_are_none(folder: Path, key: str, found: int) -> None:
+    """Rows of the head beyond the tokenizer's vocabulary are padding, and no ids."""
+    add_tokenizer(folder, VOCABULARY - 6)
+    (folder / "generation_config.json").unlink()
+    config(**{key: found})(folder)
+    with pytest.raises(ModelError, match=rf"SPECC-E0207(.|\n)*: config\.json: {key}"):
+        compile_model(request(folder), SilentProgress())
+
+
+def request(folder: Path) -> CompileRequest:
+    return CompileRequest(str(folder), folder / "out", "ngram", backend="reference")
+
+
+def test_ids_of_a_drafter_are_its_own_affair(folder: Path) -> None:
+    """No manifest has them."""
+    config(bos_token_id=VOCABULARY)(folder)
+    assert load_model(str(folder)).program.model.bos_token_id == VOCABULARY
 
 
 def test_nothing_at_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -219,10 +219,23 @@ def test_a_head_that_guesses_nothing_is_not_written(eagle3: Trained, tmp_path: P
     assert not request.output.exists()
 
 
+def test_too_little_text_of_the_users(folder: Path, tmp_path: Path) -> None:
+    """The cure is not --tokens, which --corpus leaves no meaning."""
+    lines = (folder / "corpus.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "corpus.jsonl").write_text("".join(lines[:2]))
+    request = DistillRequest(
+        str(folder / "target"), "eagle3", tmp_path / "out", tmp_path / "work", tmp_path / "corpus.jsonl",
+        draft_vocab_size=80, dtype="f32", plan=replace(PLAN, rows=8, length=512),
+    )  # fmt: skip
+    with pytest.raises(SpeccError, match=r"SPECC-E0285(.|\n)*--corpus"):
+        distill(request, SilentProgress())
+
+
 @pytest.mark.parametrize(
-    "line", ['{"prompt": [1], "ids": [999], "kind": "chat"}', '{"prompt": [1]}', "none", '{"prompt": "12", "ids": []}'],
+    "line", ['{"prompt": [1], "ids": [999], "kind": "chat"}', '{"prompt": [1]}', "none", '{"prompt": "12", "ids": []}',
+             '{"prompt": [1], "ids": [2], "kind": "\xff"}', "[" * 100000],
 )  # fmt: skip
 def test_lines_that_are_no_texts_are_refused(line: str, tmp_path: Path) -> None:
-    (tmp_path / "corpus.jsonl").write_text(line + "\n")
-    with pytest.raises(SpeccError, match="SPECC-E0282"):
+    (tmp_path / "corpus.jsonl").write_bytes(line.encode("latin-1") + b"\n")
+    with pytest.raises(SpeccError, match=r"SPECC-E0282(.|\n)*corpus\.jsonl:1"):
         list(read_texts(tmp_path / "corpus.jsonl", 0, 100, 96))

@@ -149,12 +149,12 @@ def request_of(model: str, output: Path, given: RewriteFlags) -> CompileRequest:
     return request
 
 
-def _numbers(least: int, most: int, always: str = "") -> Callable[[str, str], object]:
-    return lambda flag, text: flags.number_set(flag, always + text, least, most)
+def _numbers(least: int, most: int, *always: int) -> Callable[[str, str], object]:
+    return lambda flag, text: tuple(sorted({*always, *flags.number_set(flag, text, least, most)}))
 
 
 _READERS: Mapping[str, Callable[[str, str], object]] = {
-    "num_speculative_tokens": _numbers(0, MOST_DRAFTS, always="0,"),
+    "num_speculative_tokens": _numbers(0, MOST_DRAFTS, 0),
     "tree": flags.tree,
     "draft_layers": _numbers(0, 4095),
     "depths": _numbers(1, 4095),

@@ -56,23 +56,23 @@ def read_texts(corpus: Path, begin: int, limit: int, vocabulary: int) -> Iterato
     """The texts of a corpus file from line `begin` on, cut at `limit` tokens.
 
     A last line without an end is still being written, and left for later. Raises ModelError (SPECC-E0282) for lines
-    that are none.
+    that are none, or not UTF-8.
     """
-    with corpus.open(encoding="utf-8") as file:
+    with corpus.open("rb") as file:
         for number, line in enumerate(islice(file, begin, None), begin):
-            if not line.endswith("\n"):
+            if not line.endswith(b"\n"):
                 return
             try:
-                values = json.loads(line)
+                values = json.loads(line.decode("utf-8"))
                 prompt, ids, kind = list(values["prompt"]), list(values["ids"]), str(values["kind"])
                 good = all(type(i) is int and 0 <= i < vocabulary for i in prompt + ids)
-            except (ValueError, KeyError, TypeError):
+            except (ValueError, RecursionError, KeyError, TypeError):
                 good = False
             if not good:
                 raise ModelError(
                     "SPECC-E0282", "a line of the corpus cannot be read", where=f"{corpus}:{number + 1}",
                     expected='{"prompt": ids, "ids": ids, "kind": text}, ids of the target\'s tokens',
-                    found=line[:80].rstrip(), cure="write the corpus anew",
+                    found=line[:80].decode("utf-8", "replace").rstrip(), cure="write the corpus anew",
                 )  # fmt: skip
             digest = hashlib.sha256(json.dumps(prompt).encode()).digest()
             held = int.from_bytes(digest[:4]) % HELD_OUT == 0

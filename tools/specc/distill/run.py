@@ -146,8 +146,9 @@ def distill(request: DistillRequest, progress: Progress) -> DistillReport:
     if first:
         begin(student, first, teacher, taps)
     trainer = Trainer(
-        student, request.plan, request.work, lambda: shards_in(folder), progress, teacher.device
-    )
+        student, request.plan, request.work, lambda: shards_in(folder), progress, teacher.device,
+        given=request.corpus is not None,
+    )  # fmt: skip
     with progress.phase(f"train {request.method}"):
         trainer.run()
     with progress.phase("measure what is written"):

@@ -79,8 +79,10 @@ class Trainer:
 
     def __init__(
         self, student: Student, plan: Plan, folder: Path, shards: Callable[[], Sequence[Shard]],
-        progress: Progress, device: torch.device,
+        progress: Progress, device: torch.device, *, given: bool = False,
     ) -> None:  # fmt: skip
+        """`given`: the corpus is the user's, and not written by the target."""
+        self.given = given
         self.student, self.plan, self.progress, self.device = student, plan, progress, device
         self.path, self.shards, self.state = folder / "checkpoint.safetensors", shards, State()
         self.optimizer = torch.optim.AdamW(
@@ -123,7 +125,7 @@ class Trainer:
             if self.state.step == before:
                 raise ModelError(
                     "SPECC-E0285", "the corpus is too small to train on",
-                    expected=f"{self.plan.rows * self.plan.length} tokens and more", cure="write more with --tokens",
+                    expected=f"{self.plan.rows * self.plan.length} tokens and more", cure=_more(self.given),
                 )  # fmt: skip
         found = self.evaluate(8 * self.plan.held_texts)
         self.save()
@@ -229,3 +231,9 @@ class Trainer:
                         **{k: file.get_tensor(f"{k}.{name}").to(parameter.device) for k in ("exp_avg", "exp_avg_sq")},
                     }  # fmt: skip
         self.progress.note(f"going on from step {self.state.step}")
+
+
+def _more(given: bool) -> str:
+    if given:
+        return "add lines to the file that --corpus names"
+    return "write more with --tokens"

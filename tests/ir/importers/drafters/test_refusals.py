@@ -82,6 +82,18 @@ def verifier(*names: str) -> Edit:
     return edit
 
 
+def said(**values: Any) -> Edit:
+    """Of speculators_config."""
+
+    def edit(folder: Path) -> None:
+        path = folder / "config.json"
+        found = json.loads(path.read_text())
+        found["speculators_config"].update(values)
+        path.write_text(json.dumps(found))
+
+    return edit
+
+
 def section(**values: Any) -> Edit:
     def edit(folder: Path) -> None:
         path = folder / "config.json"
@@ -130,6 +142,19 @@ REFUSED: dict[str, tuple[str, Edit, str, str]] = {
         "eagle3-specforge", config(rope_scaling={"type": "dynamic", "factor": 2.0}), "E0278", "dynamic"),
     "rope of its own for each kind of layer": ("eagle3-speculators", config(
         rope_parameters={"sliding_attention": {"rope_theta": 1e4}}), "E0278", "sliding_attention"),
+    "no base of the rope": ("eagle3-specforge", config(rope_theta=[]), "E0278", "rope_theta"),
+    "a rope in part": ("eagle3-specforge", config(partial_rotary_factor=[1]), "E0278", "partial_rotary_factor"),
+    "a rope in more than all": ("eagle3-specforge", config(partial_rotary_factor=2), "E0278", "partial_rotary_factor"),
+    "no rope": ("eagle3-specforge", config(rope_scaling=[1]), "E0278", "rope_scaling"),
+    "a word for a rope": ("eagle3-specforge", config(rope_parameters="yarn"), "E0278", "rope_parameters"),
+    "a rope without its factor": ("eagle3-specforge", config(rope_scaling={"type": "linear"}), "E0278", "linear"),
+    "methods that are lists": ("eagle3-speculators", said(proposal_methods=[[]]), "E0278", "proposal_methods"),
+    "methods that are a number": ("eagle3-speculators", said(proposal_methods=3), "E0278", "proposal_methods"),
+    "architectures that are objects": (
+        "eagle3-speculators", said(verifier={"architectures": [{}]}), "E0278", "architectures"),
+    "one architecture": ("eagle3-speculators", said(verifier={"architectures": 1}), "E0278", "architectures"),
+    "more drafts than memory": ("eagle3-safeailab", config(draft_vocab_size=1 << 60), "E0276", "d2t"),
+    "more layers than memory": ("peagle-specforge", config(num_hidden_layers=1 << 60), "E0274", "layers"),
     "no mask token": ("peagle-specforge", without("mask_token_id"), "E0278", "given to the trainer"),
     "both norms before fc": ("eagle3-speculators", config(fc_norm=True, norm_before_fc=True), "E0278", "fc_norm"),
     "lossy acceptance": ("eagle3-speculators", lossy, "E0278", "verifier_accept_k"),
