@@ -180,6 +180,16 @@ def test_same_logits(tmp_path: Path, options: dict[str, Any], window: int) -> No
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("text", ["{", "[" * 100000])
+def test_ends_that_cannot_be_read(tmp_path: Path, text: str) -> None:
+    """Without them no text would end."""
+    path = save(tmp_path)
+    (tmp_path / "generation_config.json").write_text(text)
+    with pytest.raises(ModelError, match="SPECC-E0207"):
+        load_model(str(path))
+
+
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("options", "code"),
     [
