@@ -263,7 +263,8 @@ def test_anchors_at_the_ends_of_alternatives_are_followed(engine: Artifact, back
 @pytest.mark.parametrize(
     ("kind", "source", "expected"),
     [
-        ("json", [1], "a schema: an object, true or false"), ("json", "5", "a schema: an object, true or false"),
+        ("json", [1], "a schema that is an object"), ("json", "5", "a schema that is an object"),
+        ("json", "true", "a schema that is an object"), ("json", False, "a schema that is an object"),
         ("regex", 5, "a string"), ("choice", [], "a list of strings"), ("choice", [1], "a list of strings"),
         ("choice", "ab", "a list of strings"), ("grammar", None, "a string"),
     ],

@@ -84,6 +84,15 @@ def test_a_broken_template_takes_nothing(source: str) -> None:
         ChatTemplate(source).takes("tools")
 
 
+def test_what_a_template_mentions() -> None:
+    source = "{% for m in messages %}{{ m.a }}{{ m['b'] }}{{ m.get('c') }}{{ d }}{% endfor %} e"
+    mentioned = ChatTemplate(source).mentioned
+    assert {"messages", "a", "b", "c", "d"} <= mentioned
+    assert "e" not in mentioned
+    with pytest.raises(RequestError, match="SPECC-E0107"):
+        assert ChatTemplate("{% endfor %}").mentioned
+
+
 def test_what_the_template_says_reaches_the_user() -> None:
     with pytest.raises(RequestError, match="roles must alternate"):
         ChatTemplate("{{ raise_exception('roles must alternate') }}").render(TALK)

@@ -166,6 +166,12 @@ def at_least(flag: str, value: float | None, least: float) -> None:
         raise bad_value(flag, f"{least} or more", value)
 
 
+def not_empty(flag: str, value: str | None, expected: str, cure: str = "") -> None:
+    """Refuse a text of nothing but blanks."""
+    if value is not None and not value.strip():
+        raise bad_value(flag, expected, "nothing", cure)
+
+
 def threads(value: int) -> None:
     """Refuse more threads than this process has CPUs: they would only wait for each other."""
     most = len(os.sched_getaffinity(0))

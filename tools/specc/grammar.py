@@ -20,9 +20,9 @@ KINDS = ("json", "regex", "choice", "grammar")
 """A JSON schema, a regular expression, a list of strings, a grammar (GBNF or Lark), by vLLM's names."""
 
 _FORMS = {
-    "json": "a schema: an object, true or false", "regex": "a string", "choice": "a list of strings",
-    "grammar": "a string",
+    "json": "a schema that is an object", "regex": "a string", "choice": "a list of strings", "grammar": "a string",
 }  # fmt: skip
+"""(The schemas true and false say nothing of a text, and none of the engines takes both.)"""
 
 GUIDANCE, XGRAMMAR = BACKENDS = ("guidance", "xgrammar")
 """Engines by vLLM's names, the usual one first."""
@@ -137,7 +137,7 @@ def _is_one(kind: str, source: Any) -> bool:
     """Whether `source` has the form of a `kind`, whatever it says."""
     match kind:
         case "json":
-            return isinstance(source, dict | bool)
+            return isinstance(source, dict)
         case "choice":
             several = isinstance(source, list | tuple) and len(source) > 0
             return several and all(isinstance(each, str) for each in source)

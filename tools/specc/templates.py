@@ -64,6 +64,19 @@ class ChatTemplate:
         with self._refusals():
             return name in meta.find_undeclared_variables(environment.parse(self.source))
 
+    @cached_property
+    def mentioned(self) -> frozenset[str]:
+        """All that it names: variables, attributes, and texts, as keys are. Raises as `takes`."""
+        environment = _environment()
+        from jinja2 import nodes
+
+        with self._refusals():
+            tree = environment.parse(self.source)
+        found = {node.name for node in tree.find_all(nodes.Name)}
+        found |= {node.attr for node in tree.find_all(nodes.Getattr)}
+        texts = (node.value for node in tree.find_all(nodes.Const))
+        return frozenset(found.union(text for text in texts if isinstance(text, str)))
+
     def render(
         self, messages: Sequence[Message], *, add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,

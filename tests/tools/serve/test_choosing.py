@@ -10,7 +10,9 @@ import jsonschema
 import openai
 import pytest
 
+from specc.errors import RequestError
 from specc.runtime import Artifact
+from specc.serve.bodies import ChatBody, CompletionBody, parse
 from tests.tools.serve.conftest import Server
 from tests.tools.serve.test_http import PROMPT, REPORT, code_of, ids_of
 
@@ -207,3 +209,58 @@ def test_what_makes_no_sense_is_refused(server: Server, body: dict[str, Any], co
     with pytest.raises(openai.BadRequestError) as refused:
         complete(server, extra_body=body)
     assert code_of(refused.value) == f"SPECC-{code}"
+
+
+def said_of(content: object) -> dict[str, object]:
+    return {"messages": [{"role": "user", "content": content}]}
+
+
+IMAGE = {"type": "image_url", "image_url": {"url": "x"}}
+
+
+@pytest.mark.parametrize(
+    ("body", "where", "expected"),
+    [
+        ({"prompt": [-1]}, "prompt.0", "greater than or equal to 0"),
+        ({"prompt": [[5], [-1]]}, "prompt.1.0", "greater than or equal to 0"),
+        ({"prompt": [1, "a"]}, "prompt.1", "a valid integer"), ({"prompt": ["a", 1]}, "prompt.1", "a valid string"),
+        ({"prompt": 5}, "prompt", "a valid string or a valid list"),
+        ({"prompt": "x", "stop": ["a"] * 17}, "stop", "at most 16 items"),
+        ({"prompt": "x", "stop": [""]}, "stop.0", "at least 1 character"),
+        ({"prompt": "x", "stop": ""}, "stop", "at least 1 character"),
+        ({"prompt": "x", "guided_json": True}, "guided_json", "a valid string or a valid dictionary"),
+        ({"prompt": "x", "structured_outputs": {"json": [1]}}, "structured_outputs.json", "or a valid dictionary"),
+        ({"prompt": "x", "logit_bias": {"0001": 1}}, "logit_bias.0001", "match pattern"),
+        ({"stop": "x"}, "prompt", "required"),
+        (said_of([IMAGE]), "messages.0.content.0.type", "'text'"),
+        (said_of([{}]), "messages.0.content.0.type", "required"),
+        (said_of([{"type": "text", "text": 1}]), "messages.0.content.0.text", "a valid string"),
+    ],
+)  # fmt: skip
+def test_a_complaint_is_of_what_was_meant(body: dict[str, Any], where: str, expected: str) -> None:
+    with pytest.raises(RequestError, match="SPECC-E0702") as refused:
+        parse(ChatBody if "messages" in body else CompletionBody, json.dumps(body).encode())
+    assert refused.value.where == where
+    assert expected.lower() in (refused.value.expected or "").lower()
+
+
+@pytest.mark.parametrize(
+    ("body", "where"),
+    [
+        ({**said_of("x"), "top-p": 1}, "top-p"), ({**said_of("x"), "": 1}, '""'),
+        ({"messages": [{"role": "user", "foo-bar": 1}]}, "messages.0.foo-bar"),
+        (said_of([{"type": "text", "text": "x", "a b": 1}]), "messages.0.content.0.a b"),
+    ],
+)  # fmt: skip
+def test_what_is_not_known_is_named_however_it_is_written(body: dict[str, Any], where: str) -> None:
+    with pytest.raises(RequestError, match="SPECC-E0703") as refused:
+        parse(ChatBody, json.dumps(body).encode())
+    assert refused.value.where == where
+    assert where in refused.value.cure
+
+
+def test_what_is_said_twice_is_refused() -> None:
+    body = b'{"prompt": "x", "logit_bias": {"1": 5, "2": 0, "1": -5}}'
+    with pytest.raises(RequestError, match="SPECC-E0702") as refused:
+        parse(CompletionBody, body)
+    assert "'1' more than once" in (refused.value.found or "")

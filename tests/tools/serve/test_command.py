@@ -63,6 +63,8 @@ def test_without_its_packages(
         (["--max-sessions", 0], "SPECC-E0103"), (["--timeout", -1], "SPECC-E0103"), (["--max-body", 0], "SPECC-E0103"),
         (["--metrics-prefix", "a b"], "SPECC-E0103"), (["--api-key", ""], "SPECC-E0103"),
         (["--num-speculative-tokens", 3], "SPECC-E0103"), (["--state-memory", 10], "SPECC-E0714"),
+        (["--metrics-prefix", "é"], "SPECC-E0103"), (["--api-key", "\n"], "SPECC-E0103"),
+        (["--served-model-name", ""], "SPECC-E0103"), (["--host", ""], "SPECC-E0103"),
         (["--port", 70000], "SPECC-E0103"), (["--host", "no.such.host.invalid"], "SPECC-E0715"),
     ],
 )  # fmt: skip
@@ -84,6 +86,14 @@ def test_why_an_address_cannot_be_had() -> None:
             with pytest.raises(UsageError, match="SPECC-E0715") as refusal:
                 listen(host, number)
             assert refusal.value.cure.startswith(cure)
+
+
+def test_a_key_of_any_letters_with_a_newline_behind(tiny_artifact: Path) -> None:
+    """As a file of a secret has it; the last byte of an à would be a blank in Latin-1."""
+    with running(tiny_artifact, "--api-key", "clé à\n") as server:
+        for key, status in (("clé à", 200), ("clé à ", 200), ("clé", 401), ("cle a", 401)):
+            header = {"Authorization": f"Bearer {key}".encode().decode("latin-1")}
+            assert ask(server, "GET", "/v1/models", **header)[0] == status, key
 
 
 def with_template(artifact: Path, place: Path, template: str) -> Path:
@@ -129,9 +139,40 @@ def test_tools_memory_and_names(
             create(model="mine", messages=[{"role": "alien", "content": ""}])  # type: ignore[list-item]
         assert code_of(strange.value) == "SPECC-E0107"
         assert str(place) not in str(strange.value)
+        assert lost_field(server, "reasoning_content", "hm") == "messages.1.reasoning_content"
         page = ask(server, "GET", "/metrics")[1]
         assert 'vllm:generation_tokens_total{model_name="mine"} 18.0' in page
         assert "specc:" not in page
+
+
+def lost_field(server: Server, field: str, value: object) -> str | None:
+    """Where the server says that an answer of before has a field that the template has no place for."""
+    answer = {"role": "assistant", "content": "x", field: value}
+    messages: list[Any] = [TALK[0], answer, TALK[0]]
+    try:
+        server.client().chat.completions.create(model=server.model, messages=messages, max_tokens=1)
+    except openai.BadRequestError as error:
+        return error.param if code_of(error) == "SPECC-E0703" else code_of(error)
+    return None
+
+
+def test_what_the_template_would_not_read_of_a_message_is_refused(server: Server) -> None:
+    calls = TALK[1]["tool_calls"]
+    for field, value in (
+        ("name", "x"), ("reasoning_content", "x"), ("tool_calls", calls), ("tool_call_id", "1"),
+    ):  # fmt: skip
+        assert lost_field(server, field, value) == f"messages.1.{field}"
+        assert lost_field(server, field, None) is None
+        assert lost_field(server, field, value[:0]) is None
+
+
+def test_a_template_that_writes_messages_whole_reads_all(
+    tiny_artifact: Path, tmp_path: Path
+) -> None:
+    source = "{% for m in messages %}{{ m | tojson }}{% endfor %}"
+    with running(with_template(tiny_artifact, tmp_path / "whole.specc", source)) as server:
+        assert lost_field(server, "name", "x") is None
+        assert lost_field(server, "tool_calls", TALK[1]["tool_calls"]) is None
 
 
 def test_the_dashboard_asks_for_what_there_is(server: Server) -> None:

@@ -111,10 +111,13 @@ def main(
         )
     if not 0 <= port <= MOST_PORT:
         raise flags.bad_value("--port", f"0 to {MOST_PORT}", port)
-    if not metrics_prefix.isidentifier():
-        raise flags.bad_value("--metrics-prefix", "a word", metrics_prefix)
-    if api_key == "":
-        raise flags.bad_value("--api-key", "a key", "nothing", "leave it out to serve anybody")
+    flags.not_empty("--host", host, "an address", "leave it out for 127.0.0.1; 0.0.0.0 is for all")
+    flags.not_empty(
+        "--served-model-name", served_model_name, "a name", "leave it out for the artifact's own"
+    )
+    if not (metrics_prefix.isascii() and metrics_prefix.isidentifier()):
+        raise flags.bad_value("--metrics-prefix", "a word of ASCII letters", metrics_prefix)
+    flags.not_empty("--api-key", api_key, "a key", "leave it out to serve anybody")
     if grammar_backend != grammar.GUIDANCE:  # asked for: not only once a request needs it
         grammar.require(grammar_backend)
     try:

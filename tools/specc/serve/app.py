@@ -195,7 +195,10 @@ def _check_key(request: HttpRequest, key: str | None) -> None:
     if key is None:
         return
     scheme, _, given = request.headers.get("authorization", "").partition(" ")
-    same = secrets.compare_digest(given.strip().encode(), key.encode())
+    # (Starlette reads headers as Latin-1. Blanks are stripped from bytes: some of a letter's are a blank in Latin-1.)
+    same = secrets.compare_digest(
+        given.encode("latin-1").strip(), key.encode("utf-8", "surrogateescape").strip()
+    )
     if scheme.lower() != "bearer" or not same:
         raise RequestError(
             "SPECC-E0707", "the API key is missing or wrong", where="Authorization",

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails
 
 from specc.errors import RequestError
 from specc.grammar import KINDS
@@ -18,7 +20,7 @@ MOST_LOGPROBS = 20
 
 Count = Annotated[int, Field(ge=0, le=_INT64 - 1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
-TokenName = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
+TokenName = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,8})$")]
 StopString = Annotated[str, Field(min_length=1, max_length=1000)]
 
 _NEUTRAL: dict[str, tuple[object, ...]] = {
@@ -266,7 +268,7 @@ _B = TypeVar("_B", bound=Body)
 def parse(kind: type[_B], data: bytes) -> _B:
     """A body. Raises RequestError: SPECC-E0702 (no such body), E0703 (asks for what is not there)."""
     try:
-        document = json.loads(data, parse_constant=_refuse_constant)
+        document = json.loads(data, parse_constant=_refuse_constant, object_pairs_hook=_each_once)
     except (ValueError, RecursionError) as error:
         raise _wrong("", "JSON", str(error)) from error
     if not isinstance(document, dict):
@@ -282,7 +284,7 @@ def parse(kind: type[_B], data: bytes) -> _B:
         body = kind.model_validate(asked)
         body.model_dump_json()  # refuses text that is no Unicode: half of a surrogate pair
     except ValidationError as error:
-        raise _first(error) from error
+        raise _first(error, asked) from error
     except ValueError as error:
         raise _wrong("", "Unicode text", str(error)) from error
     _check_together(body)
@@ -327,18 +329,75 @@ def _wrong(where: str, expected: str, found: str) -> RequestError:
     )  # fmt: skip
 
 
-def _first(error: ValidationError) -> RequestError:
-    """The first complaint; places inside unions without pydantic's names for their branches."""
-    first = error.errors(include_url=False)[0]
-    names = [str(p) for p in first["loc"] if isinstance(p, int) or p.isidentifier()]
-    where = ".".join(names)
-    if first["type"] == "extra_forbidden":
-        return unsupported(where, "no such parameter is known")
-    return _wrong(where, first["msg"], repr(first["input"]))
+@dataclass(frozen=True)
+class _Complaint:
+    """One of pydantic's: its place in what was asked, and which branch of which union it is of, if any."""
+
+    place: tuple[int | str, ...]
+    union: tuple[int | str, ...] | None
+    branch: int | str | None
+    kind: str
+    expected: str
+    found: object
+
+    @property
+    def nearness(self) -> tuple[tuple[int | str, ...], bool]:
+        """How far its branch had fitted: to a later place, or there at least by type."""
+        return self.place, not self.kind.endswith("_type")
+
+
+def _complaint(error: ErrorDetails, asked: object) -> _Complaint:
+    """What is no key or index of `asked` is pydantic's own name for a branch."""
+    place: list[int | str] = []
+    union = branch = None
+    missing = error["loc"][-1:] if error["type"] == "missing" else ()
+    for part in error["loc"][: len(error["loc"]) - len(missing)]:
+        if (isinstance(asked, dict) and part in asked) or (
+            isinstance(asked, list) and isinstance(part, int)
+        ):
+            asked = asked[part]
+            place.append(part)
+        elif part != "[key]":
+            union, branch = tuple(place), part
+    place += missing
+    return _Complaint(tuple(place), union, branch, error["type"], error["msg"], error["input"])
+
+
+def _first(error: ValidationError, asked: dict[str, Any]) -> RequestError:
+    """The first complaint; of a union, that of the branch that comes nearest to what was given."""
+    complaints = [_complaint(each, asked) for each in error.errors(include_url=False)]
+    first = complaints[0]
+    if first.union is not None:
+        of_union = [each for each in complaints if each.union == first.union]
+        firsts = {each.branch: each for each in reversed(of_union)}.values()
+        nearest = max(each.nearness for each in firsts)
+        first, *others = [each for each in reversed(firsts) if each.nearness == nearest]
+        first = replace(first, expected=_either([first.expected, *(o.expected for o in others)]))
+    where = ".".join(map(str, first.place))
+    if first.kind == "extra_forbidden":
+        return unsupported(where or '""', "no such parameter is known")
+    return _wrong(where, first.expected, repr(first.found))
+
+
+def _either(expected: list[str]) -> str:
+    """Where no branch comes nearer than another, what all of them want."""
+    common = "Input should be "
+    several = dict.fromkeys(each.removeprefix(common) for each in expected)
+    return common + " or ".join(several) if len(several) > 1 else expected[0]
 
 
 def _same(value: object, neutral: object) -> bool:
     return value == neutral and isinstance(value, bool) is isinstance(neutral, bool)
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object; what is said of a name before would be lost."""
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in made if names.count(name) > 1)
+        raise ValueError(f"{twice!r} more than once in an object")
+    return made
 
 
 def _refuse_constant(name: str) -> None:

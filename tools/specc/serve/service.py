@@ -6,7 +6,7 @@ import asyncio
 import secrets
 import time
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -23,10 +23,15 @@ from specc.serve.metrics import Metrics
 from specc.serve.policy import Dispatcher
 from specc.serve.scheduler import Event, Job, Scheduler
 from specc.serve.slots import Ask, BatchSlots, SessionSlots
-from specc.templates import ChatTemplate
+from specc.templates import ChatTemplate, Message
 
 _COMPLETION_TOKENS = 16
 """What OpenAI's completions take when nothing is said; chat goes on to the end of the context."""
+
+_FIELDS: Mapping[str, tuple[str, ...]] = {
+    "name": (), "reasoning_content": (), "tool_calls": (), "tool_call_id": ("tool_calls",),
+}  # fmt: skip
+"""Of a message, what templates may leave unread; and what they read instead. (Results follow calls in their order.)"""
 
 
 @dataclass(frozen=True)
@@ -199,6 +204,7 @@ class Service:
                 raise bodies.unsupported("tools", "the model's chat template takes none")
             messages = [m.for_template() for m in body.messages]
             text = self.template.render(messages, tools=tools or None)
+            self._check_fields(messages, tools, text)
         except SpeccError as error:
             if error.code not in ("SPECC-E0107", "SPECC-E0620"):
                 raise
@@ -208,6 +214,23 @@ class Service:
                 cure="change the messages, or continue plain text with /v1/completions",
             ) from error  # fmt: skip
         return self.engine.tokenize(text, add_special=False, parse_special=True)
+
+    def _check_fields(
+        self, messages: Sequence[Message], tools: Sequence[Message], text: str
+    ) -> None:
+        """Refuse a field that `text`, what the template makes of the messages, would be the same without."""
+        mentioned = self.template.mentioned
+        lost = {name for name, others in _FIELDS.items() if mentioned.isdisjoint((name, *others))}
+        asked = [(i, n) for i, m in enumerate(messages) for n in m if n in lost and m[n]]
+        if not asked:
+            return
+        # (A template can also write messages whole.)
+        without = [{n: value for n, value in m.items() if n not in lost} for m in messages]
+        if self.template.render(without, tools=tools or None) == text:
+            index, name = asked[0]
+            raise bodies.unsupported(
+                f"messages.{index}.{name}", "the model's chat template takes none"
+            )
 
     def _prompt(self, prompt: str | list[int], *, echo: bool) -> tuple[list[int], str]:
         if isinstance(prompt, str):
