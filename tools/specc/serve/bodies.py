@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -331,11 +332,10 @@ def _wrong(where: str, expected: str, found: str) -> RequestError:
 
 @dataclass(frozen=True)
 class _Complaint:
-    """One of pydantic's: its place in what was asked, and which branch of which union it is of, if any."""
+    """One of pydantic's, its place in what was asked, and how much of that leads to a union, if any does."""
 
     place: tuple[int | str, ...]
-    union: tuple[int | str, ...] | None
-    branch: int | str | None
+    union: int | None
     kind: str
     expected: str
     found: object
@@ -346,32 +346,34 @@ class _Complaint:
         return self.place, not self.kind.endswith("_type")
 
 
-def _complaint(error: ErrorDetails, asked: object) -> _Complaint:
+def _complaint(error: ErrorDetails, asked: Any) -> _Complaint:
     """What is no key or index of `asked` is pydantic's own name for a branch."""
     place: list[int | str] = []
-    union = branch = None
+    union = None
     missing = error["loc"][-1:] if error["type"] == "missing" else ()
     for part in error["loc"][: len(error["loc"]) - len(missing)]:
-        if (isinstance(asked, dict) and part in asked) or (
-            isinstance(asked, list) and isinstance(part, int)
-        ):
+        is_index = isinstance(asked, list) and isinstance(part, int)
+        if is_index or (isinstance(asked, dict) and part in asked):
             asked = asked[part]
             place.append(part)
         elif part != "[key]":
-            union, branch = tuple(place), part
-    place += missing
-    return _Complaint(tuple(place), union, branch, error["type"], error["msg"], error["input"])
+            union = len(place)
+    return _Complaint((*place, *missing), union, error["type"], error["msg"], error["input"])
 
 
 def _first(error: ValidationError, asked: dict[str, Any]) -> RequestError:
     """The first complaint; of a union, that of the branch that comes nearest to what was given."""
-    complaints = [_complaint(each, asked) for each in error.errors(include_url=False)]
-    first = complaints[0]
-    if first.union is not None:
-        of_union = [each for each in complaints if each.union == first.union]
-        firsts = {each.branch: each for each in reversed(of_union)}.values()
+    errors = error.errors(include_url=False)
+    first = _complaint(errors[0], asked)
+    if (union := first.union) is not None:
+        begins = errors[0]["loc"][:union]
+        of_branches: dict[int | str, ErrorDetails] = {}
+        for each in errors:
+            if each["loc"][:union] == begins:
+                of_branches.setdefault(each["loc"][union], each)
+        firsts = [_complaint(each, asked) for each in of_branches.values()]
         nearest = max(each.nearness for each in firsts)
-        first, *others = [each for each in reversed(firsts) if each.nearness == nearest]
+        first, *others = [each for each in firsts if each.nearness == nearest]
         first = replace(first, expected=_either([first.expected, *(o.expected for o in others)]))
     where = ".".join(map(str, first.place))
     if first.kind == "extra_forbidden":
@@ -394,8 +396,7 @@ def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """An object; what is said of a name before would be lost."""
     made = dict(pairs)
     if len(made) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in made if names.count(name) > 1)
+        ((twice, _),) = Counter(name for name, _ in pairs).most_common(1)
         raise ValueError(f"{twice!r} more than once in an object")
     return made
 
