@@ -9,6 +9,7 @@ from typing import Any
 import jsonschema
 import openai
 import pytest
+from pydantic import ValidationError
 
 from specc.errors import RequestError
 from specc.runtime import Artifact
@@ -264,3 +265,22 @@ def test_what_is_said_twice_is_refused() -> None:
     with pytest.raises(RequestError, match="SPECC-E0702") as refused:
         parse(CompletionBody, body)
     assert "'1' more than once" in (refused.value.found or "")
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        (CompletionBody, {"prompt": [None] * 1000}),
+        (CompletionBody, {"prompt": [[None] * 1000]}),
+        (CompletionBody, {"prompt": "a", "allowed_token_ids": [None] * 1000}),
+        (ChatBody, {"messages": [None] * 1000}),
+        (ChatBody, {"messages": [{"role": "user", "content": "a"}], "tools": [None] * 1000}),
+    ],
+)
+def test_of_a_long_list_the_first_complaint_is_enough(
+    kind: type[Any], body: dict[str, Any]
+) -> None:
+    """Millions of them would keep the server from everybody else for half a minute."""
+    with pytest.raises(ValidationError) as wrong:
+        kind.model_validate(body)
+    assert wrong.value.error_count() < 10

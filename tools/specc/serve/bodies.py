@@ -42,6 +42,11 @@ _WITHOUT_EFFECT = ("metadata", "prompt_cache_key", "safety_identifier", "user")
 """For the operator of a service, not for the model: taken, and nothing is done with them."""
 
 
+_E = TypeVar("_E")
+Several = Annotated[list[_E], Field(fail_fast=True)]
+"""A list of which the first complaint is enough: to collect a megabyte of them takes half a minute."""
+
+
 class _Strict(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
@@ -73,7 +78,7 @@ class StructuredOutputs(_Strict):
 
     json_: Annotated[str | dict[str, Any] | None, Field(alias="json")] = None
     regex: str | None = None
-    choice: Annotated[list[str], Field(min_length=1)] | None = None
+    choice: Annotated[list[str], Field(min_length=1, fail_fast=True)] | None = None
     grammar: str | None = None
     json_object: Literal[True] | None = None
 
@@ -106,12 +111,12 @@ class Body(_Strict):
     logit_bias: dict[TokenName, Annotated[float, Field(ge=-100, le=100)]] = {}
     min_tokens: Count = 0
     bad_words: Annotated[list[StopString], Field(max_length=64)] = []
-    allowed_token_ids: Annotated[list[Count], Field(min_length=1)] | None = None
+    allowed_token_ids: Annotated[list[Count], Field(min_length=1, fail_fast=True)] | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
     response_format: ResponseFormat | None = None
     guided_json: str | dict[str, Any] | None = None
     guided_regex: str | None = None
-    guided_choice: Annotated[list[str], Field(min_length=1)] | None = None
+    guided_choice: Annotated[list[str], Field(min_length=1, fail_fast=True)] | None = None
     guided_grammar: str | None = None
     structured_outputs: StructuredOutputs | None = None
     num_speculative_tokens: Annotated[int, Field(ge=ADAPTIVE, le=1024)] | None = None
@@ -171,7 +176,7 @@ class Body(_Strict):
 class CompletionBody(Body):
     """POST /v1/completions."""
 
-    prompt: str | list[str] | list[Count] | list[list[Count]]
+    prompt: str | Several[str] | Several[Count] | Several[Several[Count]]
     echo: bool = False
     logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
 
@@ -220,10 +225,10 @@ class ChatMessage(_Strict):
     """One message. What its role may be is for the chat template to say."""
 
     role: str
-    content: str | list[Part] | None = None
+    content: str | Several[Part] | None = None
     name: str | None = None
     reasoning_content: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Several[ToolCall] | None = None
     tool_call_id: str | None = None
 
     @model_validator(mode="before")
@@ -251,9 +256,9 @@ class ChatMessage(_Strict):
 class ChatBody(Body):
     """POST /v1/chat/completions. Tools go to the chat template; what the model says is text."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
     max_completion_tokens: Count | None = None
-    tools: list[dict[str, Any]] = []
+    tools: Several[dict[str, Any]] = []
     tool_choice: Literal["none", "auto"] = "auto"
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] = 0
