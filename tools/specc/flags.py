@@ -41,10 +41,10 @@ def conflict(what: str, cure: str, *, expected: str = "", found: str = "") -> Us
     return UsageError("SPECC-E0104", what, expected=expected, found=found, cure=cure)
 
 
-def nothing_beside(what: str, given: Mapping[str, bool]) -> None:
-    """Raise UsageError (SPECC-E0104) for the first flag that was given, since none has an effect beside `what`."""
+def without_effect(when: str, given: Mapping[str, bool], instead: str = "") -> None:
+    """Raise UsageError (SPECC-E0104) for the first flag that was given: none has an effect `when` it is so."""
     if found := next((flag for flag, is_there in given.items() if is_there), None):
-        raise conflict(f"{found} has no effect beside {what}", f"leave out {found}")
+        raise conflict(f"{found} has no effect {when}", f"{instead}leave out {found}")
 
 
 def refused_by_mlc(what: str, *, expected: str = "", found: str = "") -> UsageError:

@@ -69,10 +69,10 @@ def main(
     flags.threads(threads)
     check_device_name(device)
     if not artifact:
-        flags.nothing_beside("advice that measures nothing: add --artifact ART", {
+        flags.without_effect("where nothing is measured", {
             "--prompts": prompts_file is not None, "--max-tokens": max_tokens != MAX_TOKENS,
             "--repeats": repeats != REPEATS, "--threads": threads != 0, "--processor-time": processor_time,
-        })  # fmt: skip
+        }, "add --artifact ART, or ")  # fmt: skip
     if processor_time and threads != 1:
         raise flags.conflict(
             "--processor-time counts threads that wait for each other as if they worked", "add --threads 1"

@@ -79,7 +79,7 @@ def main(
     if model is not None and quality is None:
         raise flags.conflict("--model has no meaning without --quality", "leave it out")
     if quality is not None:
-        flags.nothing_beside("--quality", {
+        flags.without_effect("beside --quality", {
             "--report": report is not None, "--prompts": prompts_file is not None,
             "--synthetic-acceptance": synthetic_acceptance is not None, "--length-policy": length_policy is not None,
             "--max-tokens": max_tokens != MAX_TOKENS, "--repeats": repeats != REPEATS,

@@ -64,7 +64,7 @@ def main(
     _check_pass(print_after, method)
     _check_pass(stop_after, method)
     if show_list:
-        flags.nothing_beside("--list", {
+        flags.without_effect("beside --list", {
             "--print-after": print_after is not None, "--stop-after": stop_after is not None,
             "--explain": explain is not None, "--dump-dir": dump_dir is not None, "--bisect": bisect,
         })  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -82,27 +83,17 @@ def verifier(*names: str) -> Edit:
     return edit
 
 
-def said(**values: Any) -> Edit:
-    """Of speculators_config."""
-
+def inside(key: str, **values: Any) -> Edit:
     def edit(folder: Path) -> None:
         path = folder / "config.json"
         found = json.loads(path.read_text())
-        found["speculators_config"].update(values)
+        found[key].update(values)
         path.write_text(json.dumps(found))
 
     return edit
 
 
-def section(**values: Any) -> Edit:
-    def edit(folder: Path) -> None:
-        path = folder / "config.json"
-        found = json.loads(path.read_text())
-        found["dflash_config"].update(values)
-        path.write_text(json.dumps(found))
-
-    return edit
-
+said, section = partial(inside, "speculators_config"), partial(inside, "dflash_config")
 
 FP8 = torch.zeros(48, 32).to(torch.float8_e4m3fn)
 INT8 = torch.zeros(40, 32, dtype=torch.int8)
