@@ -186,11 +186,16 @@ def text(word: str) -> bytes:
 def int32(name: str, value: int) -> int:
     """`value`, if C's int holds it, which ctypes would cut. Raises RequestError (SPECC-E0601)."""
     if not -(1 << 31) <= value < 1 << 31:
-        raise RequestError(
-            "SPECC-E0601", "a number is out of range", where=name, expected="a number of 32 bits", found=str(value),
-            cure="choose another value",
-        )  # fmt: skip
+        raise out_of_range(name, value, "a whole number of 32 bits")
     return value
+
+
+def out_of_range(name: str, value: object, expected: str) -> RequestError:
+    """The error (SPECC-E0601) for what the option `name` cannot be."""
+    return RequestError(
+        "SPECC-E0601", "an option is out of range", where=name, expected=expected,
+        found=str(value)[:40], cure="choose another value",
+    )  # fmt: skip
 
 
 def id_array(ids: Iterable[Any], count: int) -> c.Array[c.c_int64]:

@@ -121,7 +121,7 @@ class Session(Owned):
             return
         number = _converted(int, name, value)
         if number != value or not -(1 << 63) <= number < 1 << 63:
-            raise _out_of_range(name, value, "a whole number of 64 bits")
+            raise native.out_of_range(name, value, "a whole number of 64 bits")
         self._check(library.specc_session_set_int(self.handle, encoded, number))
 
     def set_stop_tokens(self, ids: Sequence[int]) -> None:
@@ -261,7 +261,7 @@ class Session(Owned):
     def rewind(self, count: int) -> None:
         """Keep the first `count` tokens."""
         if not 0 <= count < 1 << 63:  # (ctypes would take others, and cut them)
-            raise _out_of_range("rewind", count, f"0 to {len(self._tokens)}")
+            raise native.out_of_range("rewind", count, f"0 to {len(self._tokens)}")
         self._check(self._library.specc_session_rewind(self.handle, count))
         del self._tokens[count:]
 
@@ -359,14 +359,7 @@ def _converted(kind: type[_N], name: str, value: Any) -> _N:
         return kind(value)
     except (TypeError, ValueError, OverflowError) as error:
         wanted = "a whole number of 64 bits" if kind is int else "a number"
-        raise _out_of_range(name, value, wanted) from error
-
-
-def _out_of_range(name: str, value: object, expected: str) -> RequestError:
-    return RequestError(
-        "SPECC-E0601", "an option is out of range", where=name, expected=expected,
-        found=str(value)[:40], cure="choose another value",
-    )  # fmt: skip
+        raise native.out_of_range(name, value, wanted) from error
 
 
 def _output_of(

@@ -24,18 +24,22 @@ PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 MTP_COUNTS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "n_mtp_layers")
 """Keys that say how many multi-token-prediction layers a checkpoint has."""
 
-
 LAYER_COUNTS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
 """Keys that say how many layers a model has."""
 
 
 def mtp_prefixes(config: dict[str, Any]) -> tuple[str, ...]:
     """Beginnings of the names of tensors that are of MTP layers in a checkpoint with this config.json."""
-    inner = config.get("text_config")
-    text = inner if isinstance(inner, dict) else config
+    text = _text(config)
     counted = next((text[k] for k in MTP_COUNTS if isinstance(text.get(k), int)), 0)
     last = text.get("num_hidden_layers", 0)
     return ("mtp.", "model.mtp_layers.", *(f"model.layers.{last + i}." for i in range(counted)))
+
+
+def _text(config: dict[str, Any]) -> dict[str, Any]:
+    """What a config.json says of the language model, which others wrap."""
+    inner = config.get("text_config")
+    return inner if isinstance(inner, dict) else config
 
 
 def load_folder(folder: Path) -> PreTrainedModel:
@@ -44,11 +48,7 @@ def load_folder(folder: Path) -> PreTrainedModel:
     Raises ModelError: SPECC-E0202 not such a folder, E0203 to E0206 a kind that is refused, E0207 a damaged file,
     E0208 tensors missing or left over, E0209 a tensor of the wrong shape.
     """
-    config = read_json(folder / "config.json")
-    refuse_config(config, str(folder / "config.json"))
-    files = check_files(folder)
-    check_depth(config, len(files), folder)
-    check_generation(folder)
+    config, files = judged(folder)
     from transformers import AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
@@ -144,11 +144,19 @@ def check_files(folder: Path) -> dict[str, Path]:
     return tensors
 
 
-def check_depth(config: dict[str, Any], tensors: int, folder: Path) -> None:
+def judged(folder: Path) -> tuple[dict[str, Any], dict[str, Path]]:
+    """The folder's config.json, and each of its tensors' file. Raises what needs no weights (E0202 to E0208)."""
+    config = read_json(folder / "config.json")
+    refuse_config(config, str(folder / "config.json"))
+    files = check_files(folder)
+    _check_depth(config, len(files), folder)
+    _check_generation(folder)
+    return config, files
+
+
+def _check_depth(config: dict[str, Any], tensors: int, folder: Path) -> None:
     """Raise ModelError (SPECC-E0208) for more layers than tensors: to build them first may take all memory there is."""
-    inner = config.get("text_config")
-    said = (inner if isinstance(inner, dict) else config).items()
-    for key, count in said:
+    for key, count in _text(config).items():
         if key in LAYER_COUNTS and isinstance(count, int) and count > tensors:
             raise ModelError(
                 "SPECC-E0208", "config.json has more layers than there are tensors", where=str(folder),
@@ -157,7 +165,7 @@ def check_depth(config: dict[str, Any], tensors: int, folder: Path) -> None:
             )  # fmt: skip
 
 
-def check_generation(folder: Path) -> None:
+def _check_generation(folder: Path) -> None:
     """Raise ModelError (SPECC-E0207) for a damaged generation_config.json: transformers would ignore its end tokens."""
     path = folder / "generation_config.json"
     if path.is_file():

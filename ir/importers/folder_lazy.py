@@ -14,16 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from specc.ir.importers.folder import (
-    check_depth,
-    check_files,
-    check_generation,
-    finite,
-    read_json,
-    read_tensor,
-)
+from specc.ir.importers.folder import finite, judged, read_tensor
 from specc.ir.importers.quiet import quiet
-from specc.ir.importers.refusals import refuse_config
 from specc.ir.types import TensorType
 from specc.ir.weights import Weight, content_hash
 
@@ -35,13 +27,9 @@ def open_folder(folder: Path) -> tuple[PreTrainedModel, dict[str, Weight]] | Non
     """The model of `folder`, float32, with parameters that were never written, and what belongs into them, by name.
 
     None for a folder that only `load_folder` can judge. Raises what that raises for what needs no weights (E0202 to
-    E0207), and SPECC-E0207 when a weight is loaded that is not finite.
+    E0208), and SPECC-E0207 when a weight is loaded that is not finite.
     """
-    config = read_json(folder / "config.json")
-    refuse_config(config, str(folder / "config.json"))
-    files = check_files(folder)
-    check_depth(config, len(files), folder)
-    check_generation(folder)
+    _, files = judged(folder)
     model = _hollow(folder)
     if model is None:
         return None
